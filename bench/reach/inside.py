@@ -60,7 +60,7 @@ TEN = """
 import resource, sys, time
 from pathlib import Path
 from clusterctl.inventory import cluster as inventory
-from clusterctl.ssh.choose import transport_to
+from clusterctl.backends.reach import transport_to
 from clusterctl.transport.fanout import Connections
 
 cluster = inventory.load(Path(sys.argv[1])).select(sys.argv[2])
@@ -80,7 +80,7 @@ IDLE = """
 import re, sys
 from pathlib import Path
 from clusterctl.inventory import cluster as inventory
-from clusterctl.ssh.choose import transport_to
+from clusterctl.backends.reach import transport_to
 from clusterctl.transport.fanout import Connections
 
 cluster = inventory.load(Path(sys.argv[1])).select(sys.argv[2])

@@ -23,10 +23,10 @@ SRUN = ["srun", "--overlap", f"-N{NODES}", "--ntasks-per-node=1", "hostname"]
 # Opens the agents of all nodes: by one step, or by one for each.
 OPEN = """
 import sys, time
-from clusterctl.platforms.allocation import cluster_of, VARIABLES
+from clusterctl.backends.slurm.allocation import cluster_of, VARIABLES
 from clusterctl.environment import inherited
 from clusterctl.transport.fanout import Connections
-from clusterctl.transport.srun import SrunTransport
+from clusterctl.backends.slurm.links import SrunTransport
 nodes = cluster_of(inherited(VARIABLES), "cpu").nodes
 began = time.perf_counter()
 with Connections(SrunTransport(nodes if sys.argv[1] == "one" else ())) as connections:

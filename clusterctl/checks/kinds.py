@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from clusterctl.backends.known import of_node
 from clusterctl.checks.answers import Commands
 from clusterctl.checks.query import Question, tool_paths
 from clusterctl.errors import UsageError
@@ -133,6 +134,7 @@ def unexpected(cluster: Cluster, connections: Connections) -> list[Finding]:
             if outcome.node.unnamed:
                 remedy = f"write `kind: {kind}` into it; `kind: cpu` says that CPUs are meant"
             if outcome.node.allocation:
-                remedy = f"ask Slurm for them: gres: {'gpu' if kind == 'cuda' else kind}:N"
+                backend = of_node(outcome.node)
+                remedy = f"ask {backend.title} for them: {backend.ask_for(kind)}"
             findings.append(Finding("warning", outcome.node.name, text, remedy, "kind"))
     return findings

@@ -112,7 +112,7 @@ TABLE = {
     "launch": Verb("Start a job and follow it", "launch.start:launch", ssh=True),
     "submit": Verb("Submit a job to Slurm or Kubernetes"),
     "submit slurm": Verb("Submit a job to Slurm", "launch.submit:slurm"),
-    "submit start": Verb("Start a submitted run in its job", "launch.slurm_job:start", hidden=True),
+    "submit start": Verb("Start a submitted run in its job", "launch.queue_job:start", hidden=True),
     "submit k8s": Verb("Submit a job to Kubernetes", "launch.submit_pods:k8s"),
     "submit modelarts": Verb("Print a job as a request of ModelArts", "launch.submit_pods:modelarts"),
     "attach": Verb("Follow a run that is active", "launch.attach:attach", ssh=True),

@@ -74,16 +74,13 @@ def ssh(
 
 
 def ssh_argv(cluster: Cluster, node: Node, command: list[str]) -> list[str]:
-    """Return the command of OpenSSH for a terminal, or a command, on a node."""
+    """Return the program that opens a terminal, or runs a command, on a node: OpenSSH's, or that of its allocation."""
+    from clusterctl.backends.known import of_node
+
     if node.host == "local":
         return ["sh", "-c", " ".join(command)] if command else [environment().get("SHELL", "/bin/sh")]
-    if node.allocation:
-        from clusterctl.transport.srun import step_argv
-
-        terminal = ["--pty", environment().get("SHELL", "/bin/sh"), "-l"]
-        return step_argv(
-            node.allocation, [node.host], *(["/bin/sh", "-c", " ".join(command)] if command else terminal)
-        )
+    if of_allocation := of_node(node).terminal(node, " ".join(command)):
+        return of_allocation
     argv = ["ssh", "-p", str(node.port)]
     argv += ["-l", node.user] if node.user else []
     argv += ["-i", str(Path(node.key).expanduser())] if node.key else []

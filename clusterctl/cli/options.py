@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from clusterctl.cli import kind_option, screen, ssh_option
-from clusterctl.errors import UsageError
-from clusterctl.settings import Settings, duration, inherited, load_settings
+from clusterctl.environment import environment
+from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.settings import Settings, duration, load_settings
 
 if TYPE_CHECKING:
+    from clusterctl.backends.pods.detect import Place
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.platforms.detect import Place
     from clusterctl.transport.fanout import Connections, Transport
 
 # Endings of job files; other words begin a command.
@@ -273,25 +274,25 @@ def require_kind(kind: str) -> None:
 
 
 def allocated_nodes() -> Cluster | None:
-    """Return the names of the nodes of Slurm's allocation of this process; None outside an allocation."""
-    variables = _allocation()
-    if not variables:
-        return None
-    from clusterctl.platforms.allocation import named
+    """Return the names of the nodes of the job around this process; None outside of every batch system."""
+    from clusterctl.backends import known
 
-    return named(variables, default_kind())
+    variables = environment()
+    backend = known.around(variables)
+    return backend.allocated(variables, default_kind()) if backend else None
 
 
 def described(cluster: Cluster) -> Cluster:
-    """Return the nodes of an allocation with the addresses and devices that Slurm reports."""
-    from clusterctl.platforms import allocation
+    """Return the nodes of an allocation with the addresses and devices that the batch system reports."""
+    from clusterctl.backends import known
 
-    return _with_kind(allocation.described(cluster), default_kind(), load_settings().kind)
+    found = known.of_node(cluster.nodes[0]).described(cluster)
+    return _with_kind(found, default_kind(), load_settings().kind)
 
 
 def place_here() -> Place | None:
     """Return the place of this process if its platform is the default inventory: in a pod, without a cluster.yaml."""
-    from clusterctl.platforms.detect import detect, surroundings
+    from clusterctl.backends.pods.detect import detect, surroundings
 
     settings = load_settings()
     if settings.cluster != Settings.cluster or Path(settings.cluster).exists():
@@ -325,16 +326,11 @@ def _of_kind(node: Node, kind: str) -> Node:
 
 
 def has_inventory() -> bool:
-    """Return whether there is a default inventory: the settings' file, a Slurm allocation, or a pod's platform."""
-    return Path(load_settings().cluster).exists() or bool(_allocation()) or place_here() is not None
+    """Return whether there is a default inventory: the settings' file, an allocation, or a pod's platform."""
+    from clusterctl.backends import known
 
-
-def _allocation() -> dict[str, str]:
-    """Return Slurm's variables for the allocation of this process; {} outside an allocation."""
-    from clusterctl.hostfile.slurm import NODES, VARIABLES
-
-    variables = inherited(("SLURM_JOB_ID", *VARIABLES))
-    return variables if any(variables.get(name) for name in NODES) else {}
+    in_job = known.around(environment()) is not None
+    return Path(load_settings().cluster).exists() or in_job or place_here() is not None
 
 
 @contextmanager
@@ -351,7 +347,7 @@ def connected(
     `at_once` is how many nodes are connected at the same time: all of them by default. With `begin` the agents of an
     allocation start now, not at the first use of a connection.
     """
-    from clusterctl.ssh.choose import transport_to
+    from clusterctl.backends.reach import transport_to
     from clusterctl.transport import open_files
     from clusterctl.transport.fanout import Connections
 
@@ -401,17 +397,13 @@ def runs_folder() -> Path:
 
 def run_named(name: str) -> RunDir:
     """Return the run that a command line names."""
+    from clusterctl.backends import known
     from clusterctl.jobs.run_folder import find_run
 
     run = find_run(runs_folder(), name)
-    if (run.root / "slurm.json").exists():
-        from clusterctl.platforms import submission
-
-        submission.refresh(run)
-    if (run.root / "kubernetes.json").exists():
-        from clusterctl.platforms import pod_runs
-
-        pod_runs.refresh(run)
+    # Without an answer the recorded state is shown.
+    with suppress(ClusterctlError):
+        known.of_run(run).refresh([run])
     return run
 
 
@@ -450,8 +442,10 @@ def refuse_pending(run: RunDir) -> None:
 @contextmanager
 def connected_to(run: RunDir) -> Iterator[Connections]:
     """Open connections to the nodes of a run, as recorded when it started."""
+    from clusterctl.backends import known
+
     refuse_pending(run)
-    if (run.root / "kubernetes.json").exists():
+    if not known.of_run(run).reaches_nodes:
         hint = "status, logs and stop work from here; kubectl exec opens a shell in a pod"
         raise UsageError(f"{run.run_id} runs in pods, which cannot be logged in to", hint)
     with connected(run.read_record().cluster) as connections:

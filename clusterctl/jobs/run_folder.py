@@ -202,6 +202,11 @@ class RunDir:
         """A file that exists after a stop of the run was requested: no further attempt may start."""
         return self.root / "stop.json"
 
+    @property
+    def batch_file(self) -> Path:
+        """What a batch system runs; only a run that was submitted to one has it."""
+        return self.root / "batch.sh"
+
     def make(self) -> None:
         """Create the run's folder."""
         make_private_folder(self.root)
@@ -231,8 +236,8 @@ class RunDir:
         return owner_of(self.clearer_lock)
 
     def _is_held_elsewhere(self) -> bool:
-        """Return whether a process on another machine holds the lock, as the controller inside a Slurm job does."""
-        if not (self.root / "slurm.json").exists():
+        """Return whether a process on another machine holds the lock, as the controller inside a batch job does."""
+        if not self.batch_file.exists():
             return False
         try:
             with self.lock.open("rb") as lock:

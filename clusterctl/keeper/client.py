@@ -28,10 +28,10 @@ from clusterctl.agent.frames import (
     read_frame,
     to_payload,
 )
+from clusterctl.backends.reach import transport_to
 from clusterctl.errors import ClusterctlError, LinkLost, NodeError, UsageError
 from clusterctl.keeper import address as place
 from clusterctl.keeper.messages import KeeperHello, KeeperStatus, LinkRequest, WayOptions
-from clusterctl.ssh.choose import transport_to
 from clusterctl.transport.connection import Connection, read_answer
 from clusterctl.transport.fanout import Stream, Transport
 from clusterctl.transport.link import PendingRequest, RequestFailed

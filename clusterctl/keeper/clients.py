@@ -32,12 +32,12 @@ from clusterctl.agent.frames import (
     read_frame,
     to_payload,
 )
+from clusterctl.backends.reach import transport_to
 from clusterctl.errors import ClusterctlError, LinkLost, NodeError
 from clusterctl.inventory.cluster import Cluster
 from clusterctl.keeper import address as place
 from clusterctl.keeper.links import LinkHolder
 from clusterctl.keeper.messages import LinkRequest, WayOptions
-from clusterctl.ssh.choose import transport_to
 from clusterctl.transport.connection import LinkConnection
 from clusterctl.transport.fanout import Transport
 from clusterctl.transport.link import Link, PendingRequest, RequestFailed

@@ -28,7 +28,7 @@ class Reach:
 
     def connect(self, cluster: Cluster) -> Connections:
         """Return connections to a cluster's nodes; each one opens when it is first used."""
-        from clusterctl.ssh.choose import transport_to
+        from clusterctl.backends.reach import transport_to
 
         settings = load_settings()
         accept_new = self.accept_new_host_keys

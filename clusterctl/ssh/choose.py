@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.ssh.config import MARKS, chain, route_to
 from clusterctl.ssh.config_query import Configuration
-from clusterctl.transport.connection import Connection as Connection
-from clusterctl.transport.fanout import Stream, Transport
-from clusterctl.transport.local import LocalTransport as LocalTransport
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
@@ -23,7 +20,6 @@ if TYPE_CHECKING:
     from clusterctl.ssh.transport import SshTransport
     from clusterctl.transport.connection import Connection
     from clusterctl.transport.fanout import Stream
-    from clusterctl.transport.srun import SrunTransport
 
 CHOICES = ("auto", "paramiko", "openssh")
 
@@ -159,61 +155,3 @@ def choice_for(
     return SshChoice(
         choice, known_hosts=known, accept_new=accept_new, connect_timeout=connect_timeout, ask=ask
     )
-
-
-class ByHost:
-    """Reaches nodes over SSH, nodes of a Slurm allocation with srun, and this machine as a node with host `local`."""
-
-    def __init__(self, ssh: Callable[[], Transport], allocated: Sequence[Node]) -> None:
-        self._make_ssh = ssh
-        self._allocated = allocated
-        self._srun: SrunTransport | None = None
-        self._ssh: Transport | None = None
-        self._local = LocalTransport()
-        self._change = threading.Lock()
-
-    def connect(self, node: Node) -> Connection:
-        return self._transport_for(node).connect(node)
-
-    def start(self, node: Node, command: str) -> Stream:
-        return self._transport_for(node).start(node, command)
-
-    def begin(self) -> None:
-        """Start the agents of a Slurm allocation before the first connection is requested."""
-        if self._allocated:
-            self._by_srun().begin()
-
-    def _transport_for(self, node: Node) -> Transport:
-        if node.host == "local":
-            return self._local
-        if node.allocation:
-            return self._by_srun()
-        with self._change:
-            self._ssh = self._ssh or self._make_ssh()
-        return self._ssh
-
-    def _by_srun(self) -> SrunTransport:
-        from clusterctl.transport.srun import SrunTransport
-
-        with self._change:
-            self._srun = self._srun or SrunTransport(self._allocated)
-        return self._srun
-
-
-def transport_to(
-    cluster: Cluster,
-    *,
-    accept_new: bool = False,
-    connect_timeout: float = 10.0,
-    ssh: str = "auto",
-    ask: Callable[[str], str | None] | None = None,
-) -> ByHost:
-    """Return the transport to a cluster's nodes. Each backend is loaded when it is needed. `ask` gets a passphrase
-    from the user."""
-
-    def chosen() -> Transport:
-        from clusterctl.ssh.choose import choice_for
-
-        return choice_for(cluster, ssh, accept_new=accept_new, connect_timeout=connect_timeout, ask=ask)
-
-    return ByHost(chosen, [node for node in cluster.nodes if node.allocation])

@@ -1,4 +1,4 @@
-"""The first lines of a task that Slurm starts on a node: connect back to the launcher, and become the agent.
+"""The first lines of a task that a batch system starts on a node: connect back to the launcher, and become the agent.
 
 Its text arrives on the standard input of every task of a step. The launcher and the task prove to each other that they
 know the step's secret, which never travels over the connection. Standard library only.
@@ -20,16 +20,6 @@ HCCL = range(60000, 60016)
 NONCE, PROOF = 16, 32
 # Printed on standard error by a task that cannot reach the launcher.
 NO_WAY = "no connection back to the launcher"
-# Slurm's variables that are the same for all tasks of a job; the others describe the agent's task, not a rank.
-OF_JOB = (
-    "SLURM_JOB_",
-    "SLURM_SUBMIT_",
-    "SLURM_CONF",
-    "SLURM_CLUSTER_NAME",
-    "SLURM_RESTART_COUNT",
-    "SLURM_TOPOLOGY",
-)
-OF_TASK = ("SLURM_", "SRUN_", "PMI_", "PMIX_", "PMI2_")
 
 
 def proof(secret: bytes, side: bytes, nonce: bytes) -> bytes:
@@ -104,31 +94,43 @@ def connected(place: str, port: int) -> "socket.socket":
     raise problem
 
 
-def reach(secret: bytes, hosts: "list[str]", port: int) -> "socket.socket":
-    """Return a connection to the launcher at the first address that works."""
-    found = [os.environ.get(name) for name in ("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST")]
-    places = list(dict.fromkeys(place for place in (*found, *hosts) if place))
+def reach(secret: bytes, hosts: "list[str]", port: int, name: str) -> "socket.socket":
+    """Return a connection to the launcher at the first address that works; `name` is that of this node."""
     problems = []
-    for place in places:
+    for place in dict.fromkeys(hosts):
         try:
             connection = connected(place, port)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            introduce(connection, secret, os.environ.get("SLURMD_NODENAME", "").encode())
+            introduce(connection, secret, name.encode())
             connection.settimeout(None)
             return connection
         except OSError as problem:
             problems.append(f"{place}: {problem}")
-    sys.exit(f"{NO_WAY} from {os.environ.get('SLURMD_NODENAME', '')}: {'; '.join(problems)}")
+    sys.exit(f"{NO_WAY} from {name}: {'; '.join(problems)}")
 
 
-def dial(secret: str, hosts: "list[str]", port: int, count: int) -> None:
-    """Connect to the launcher, and run the `count` bytes of a program that it sends as this process."""
-    connection = reach(bytes.fromhex(secret), hosts, port)
+def dial(
+    secret: str,
+    hosts: "list[str]",
+    port: int,
+    count: int,
+    node: str,
+    launcher: "list[str]",
+    job: "tuple[str, ...]",
+    task: "tuple[str, ...]",
+) -> None:
+    """Connect to the launcher, and run the `count` bytes of a program that it sends as this process.
+
+    The rest are variables of the batch system: `node` has the name of this node, those of `launcher` addresses of the
+    launcher. Those that begin as in `task` describe this task, not a rank, except those that begin as in `job`.
+    """
+    known = [os.environ[name] for name in launcher if os.environ.get(name)]
+    connection = reach(bytes.fromhex(secret), [*known, *hosts], port, os.environ.get(node, ""))
     for number in (0, 1):
         os.dup2(connection.fileno(), number)
     connection.close()
     for name in list(os.environ):
-        if name.startswith(OF_TASK) and not name.startswith(OF_JOB):
+        if name.startswith(task) and not name.startswith(job):
             del os.environ[name]
     # A signal to the whole job also reaches the agent, which the launcher still needs in order to stop the ranks.
     os.environ["CLUSTERCTL_OUTLIVE_SIGNALS"] = "1"

@@ -18,7 +18,8 @@ from clusterctl.jobs.run_folder import RunDir
 from clusterctl.jobs.sweep import FILE as SWEEP
 from clusterctl.jobs.sweep import SweepRecord, SweepRequest, Variant, read_sweep
 from clusterctl.platforms.rank_table import why_incomplete
-from clusterctl.platforms.submission import Submission, read_submission, submission_file
+from clusterctl.backends.queue import Submission
+from clusterctl.backends.slurm.backend import BACKEND as slurm
 from clusterctl.provision.bundle import LIST, Bundle
 from clusterctl.provision.present import seen_in
 from clusterctl.storage.client import AnswerLines, FileList, StoredFile, read_list
@@ -167,14 +168,14 @@ BUNDLE = as_json(
 KEPT = {"set": {"A": "1"}, "unset": ["B"], "before": {"A": None, "B": None}, "seconds": 0.1}
 ANSWERS = [{"bytes": 5}, {"result": ["a"]}, {"refused": "no", "hint": "x"}]
 JOURNALED = [{"name": "a.bin", "bytes": 3, "sha256": HASH}, {"name": "b", "bytes": 1, "sha256": HASH}]
-SUBMITTED = submission_file(RunDir(Path())).name
+SUBMITTED = slurm.record
 BROKEN_BUNDLE = (ClusterctlError, tarfile.TarError)
 
 READERS = {
     "sweep": damaged(as_json(encode(SWEPT)), read_sweep, lambda swept: json.dumps(encode(swept)), SWEEP),
     "slurmjob": damaged(
         as_json(encode(Submission(7, 1.7e9))),
-        lambda folder: read_submission(RunDir(folder)),
+        lambda folder: slurm.read(RunDir(folder)),
         is_numbered,
         SUBMITTED,
     ),

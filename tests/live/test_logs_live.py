@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.backends.reach import transport_to
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import cluster as inventory_cluster
 from clusterctl.jobs.job import Job
@@ -19,7 +20,6 @@ from clusterctl.jobs.run_folder import NodeFiles
 from clusterctl.runs import start as runs
 from clusterctl.runs.finish import finish
 from clusterctl.runs.watching.watch import RunWatcher
-from clusterctl.ssh.choose import transport_to
 from clusterctl.transport.fanout import Connections
 from tests.live.conftest import Shell
 

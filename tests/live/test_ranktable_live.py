@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.backends.reach import transport_to
 from clusterctl.errors import WorkFailed
 from clusterctl.hostfile import convert
 from clusterctl.inventory import cluster as inventory_cluster
 from clusterctl.ranktable import api, devices
 from clusterctl.sandbox import cluster as sandbox_cluster
-from clusterctl.ssh.choose import transport_to
 from clusterctl.transport.fanout import Connections
 from tests.live.conftest import Shell, clean_environment
 

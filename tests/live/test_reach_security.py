@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from clusterctl.backends.reach import transport_to
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import cluster as inventory_cluster
 from clusterctl.inventory import nodeset
 from clusterctl.sandbox.cluster import load as load_sandbox
-from clusterctl.ssh.choose import transport_to
 from clusterctl.text import escape_controls
 from clusterctl.transport.fanout import Connections
 from tests.live.conftest import Shell

@@ -143,9 +143,9 @@ def test_a_run_continues_on_other_nodes_after_a_node_was_killed(login: Login) ->
 OPEN = """
 import os, sys
 from clusterctl.environment import inherited
-from clusterctl.platforms.allocation import VARIABLES, cluster_of
+from clusterctl.backends.slurm.allocation import VARIABLES, cluster_of
 from clusterctl.transport.fanout import Connections
-from clusterctl.transport.srun import SrunTransport
+from clusterctl.backends.slurm.links import SrunTransport
 nodes = cluster_of(inherited(VARIABLES), "cpu").nodes
 os.environ["PATH"] = sys.argv[1]
 for together in (nodes, ()):

@@ -17,7 +17,7 @@ from clusterctl.cli.launch.run import (
     show_plan,
     stopping_on_interrupt,
 )
-from clusterctl.cli.launch.submit import is_submitted, submit_again
+from clusterctl.cli.launch.submit import report_submitted
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def resume_run(
 
     A finished training is left as it is, unless `overrides` raise its steps.
     """
+    from clusterctl.backends.known import of_run
     from clusterctl.cli.launch.background import deliver_signals, start_in_background
 
     found = options.run_named(run)
@@ -49,17 +50,18 @@ def resume_run(
         return
     elsewhere = selection.chosen() if selection.nodes or selection.exclude else None
     elsewhere = options.with_devices(elsewhere, remote=not dry_run) if elsewhere else None
-    in_slurm = elsewhere is None and is_submitted(found)
+    backend = of_run(found)
+    resubmits = elsewhere is None and backend.resubmits
     cluster = elsewhere or cluster
-    _check(found, job, cluster if elsewhere or overrides else None, in_slurm=in_slurm)
+    _check(found, job, cluster if elsewhere or overrides else None, resubmits=resubmits)
     if dry_run:
         # _check has checked `notify`.
         show_plan(cluster, replace(job, notify=""), as_json=as_json, argv=True)
         show_continuation(found)
         return
-    if in_slurm:
-        # Slurm chooses the nodes, as it did before.
-        submit_again(found, job, as_json=as_json)
+    if resubmits:
+        # The batch system chooses the nodes, as it did before.
+        report_submitted(found, backend, backend.submit_again(found, job), as_json=as_json)
         return
     names = set(cluster.names)
     former = [node for node in record.cluster.nodes if node.name not in names]
@@ -85,7 +87,7 @@ def resume_run(
         )
 
 
-def _check(run: RunDir, job: Job, cluster: Cluster | None, *, in_slurm: bool) -> None:
+def _check(run: RunDir, job: Job, cluster: Cluster | None, *, resubmits: bool) -> None:
     """Raise all errors of the next attempt: of its job on `cluster`, unless that is None, and of its `notify`."""
     from clusterctl.errors import Collected
     from clusterctl.jobs import job_check
@@ -94,8 +96,8 @@ def _check(run: RunDir, job: Job, cluster: Cluster | None, *, in_slurm: bool) ->
     if cluster is not None:
         with errors:
             job_check.check(replace(job, notify=""), cluster)
-    # A job of Slurm checks `notify` where it starts. A run that seems to be active may only need a new controller.
-    if not in_slurm and run.phase().is_final:
+    # A submitted job checks `notify` where it starts. A run that seems to be active may only need a new controller.
+    if not resubmits and run.phase().is_final:
         with errors:
             require_notify(run, job)
     errors.raise_all()

@@ -6,17 +6,19 @@ import shutil
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.errors import Fault, InputFaults, UsageError
+from clusterctl.errors import Fault, InputFaults
 
 if TYPE_CHECKING:
+    from clusterctl.backends.backend import Backend
+    from clusterctl.backends.queue import Queue
     from clusterctl.jobs.job import Job
-    from clusterctl.jobs.parts.slurm import SlurmOptions
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.wire.fields import Key
 
@@ -26,8 +28,16 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job file: --set train.steps=100."),
 ]
 Print = Annotated[bool, typer.Option("--print", help="Print what would be submitted; submit nothing.")]
-# Seconds for a checkpoint before the time limit; Slurm may send the early signal this much earlier.
+# Seconds for a checkpoint before the time limit; the early signal may come this much earlier.
 GRAIN = 60
+
+
+Test = Annotated[
+    bool, typer.Option("--test", help="Ask whether and when the job could start; submit nothing.")
+]
+NoChecks = Annotated[
+    bool, typer.Option("--no-checks", help="Start without the checks of doctor on the nodes.")
+]
 
 
 def slurm(
@@ -35,136 +45,108 @@ def slurm(
     *,
     overrides: Overrides = None,
     only_print: Print = False,
-    test: Annotated[
-        bool, typer.Option("--test", help="Ask Slurm whether and when the job could start; submit nothing.")
-    ] = False,
-    no_checks: Annotated[
-        bool, typer.Option("--no-checks", help="Start without the checks of doctor on the nodes.")
-    ] = False,
+    test: Test = False,
+    no_checks: NoChecks = False,
     as_json: options.Json = False,
 ) -> None:
     """Write the batch file of a job and submit it to Slurm. The job's `slurm` part says what to ask for. The run is
     listed by `runs` immediately; its command line is that of `launch`."""
+    _submit("slurm", job, overrides, only_print=only_print, test=test, no_checks=no_checks, as_json=as_json)
+
+
+def _submit(
+    name: str,
+    file: Path,
+    overrides: list[str] | None,
+    *,
+    only_print: bool,
+    test: bool,
+    no_checks: bool,
+    as_json: bool,
+) -> None:
+    """Submit a job to a batch system; or print what would be submitted, or ask whether it could start."""
+    from clusterctl.backends import known
+    from clusterctl.backends.queue import Queue, Submission, write_waiting
     from clusterctl.jobs import job as jobs
     from clusterctl.jobs import job_check
     from clusterctl.jobs.parts.grace import with_grace
-    from clusterctl.jobs.parts.slurm import SlurmOptions
     from clusterctl.jobs.run_folder import new_run
-    from clusterctl.platforms import slurm as program
-    from clusterctl.platforms import submission
 
-    loaded = jobs.load(job, overrides or (), _faults)
-    if faults := _faults(loaded):
+    queue = known.named(name)
+    assert isinstance(queue, Queue)
+    loaded = jobs.load(file, overrides or (), partial(_faults, queue))
+    if faults := _faults(queue, loaded):
         raise InputFaults(faults)
-    cluster = submission.imagined(loaded.slurm or SlurmOptions())
+    cluster = queue.imagined(queue.options(loaded))
     # The node that runs the batch file calls `notify`, and checks it there.
-    loaded = _with_times(with_grace(loaded, job_check.check(replace(loaded, notify=""), cluster)))
-    if faults := _faults(loaded):
+    loaded = _with_times(queue, with_grace(loaded, job_check.check(replace(loaded, notify=""), cluster)))
+    if faults := _faults(queue, loaded):
         raise InputFaults(faults)
-    wanted = loaded.slurm or SlurmOptions()
     run = new_run(loaded.name, options.runs_folder())
-    text = _batch_file(run, loaded, wanted, no_checks=no_checks)
+    command = [sys.executable, "-m", "clusterctl", "submit", "start", str(run.root)]
+    text = queue.batch_file(run, loaded, [*command, *["--no-checks"] * no_checks])
     if only_print:
         screen.write(text)
         return
     # The job inherits this environment.
     job_check.forwarded(loaded)
-    answer = program.refuse_impossible(text)
+    answer = queue.test(text)
     if test:
         screen.write(f"{answer}\n")
         return
-    submission.write_waiting(run, loaded, cluster)
+    write_waiting(run, loaded, cluster, f"submitted to {queue.title}")
     try:
-        (run.root / "batch.sh").write_text(text)
-        number = program.submit(text)
+        run.batch_file.write_text(text)
+        number = queue.submit(text)
     except BaseException:
         # Nothing was submitted, so there is no run.
         shutil.rmtree(run.root)
         raise
-    submission.write_submission(run, submission.Submission(number, time.time()))
-    _report(run, number, as_json=as_json)
+    queue.write(run, Submission(number, time.time()))
+    report_submitted(run, queue, number, as_json=as_json)
 
 
-def submit_again(run: RunDir, job: Job, *, as_json: bool) -> None:
-    """Submit a run whose Slurm job has ended to Slurm again: it continues from its newest checkpoint."""
-    from clusterctl.platforms import slurm as program
-    from clusterctl.platforms import submission
-
-    before = submission.read_submission(run)
-    if before is None or not before.ended:
-        problem = f"the Slurm job of {run.run_id} has not ended"
-        raise UsageError(problem, f"clusterctl status {run.run_id}")
-    text = (run.root / "batch.sh").read_text()
-    program.refuse_impossible(text)
-    run.write_record(replace(run.read_record(), job=job))
-    run.stop_asked.unlink(missing_ok=True)
-    number = program.submit(text)
-    submission.write_pending(run, "submitted to Slurm again")
-    submission.write_submission(run, submission.Submission(number, time.time()))
-    run.add_event("note", text=f"submitted again as Slurm job {number}")
-    _report(run, number, as_json=as_json)
-
-
-def _report(run: RunDir, number: int, *, as_json: bool) -> None:
+def report_submitted(run: RunDir, backend: Backend, number: int, *, as_json: bool) -> None:
+    """Print the number of a job, and how it is followed."""
     if as_json:
         screen.show_json({"run": run.run_id, "folder": str(run.root), "job": number})
     else:
-        screen.log(f"Slurm job {number}; follow it with: clusterctl logs -f {run.run_id}")
+        screen.log(f"{backend.title} job {number}; follow it with: clusterctl logs -f {run.run_id}")
         screen.write(f"{run.run_id}\n")
 
 
-def _batch_file(run: RunDir, job: Job, wanted: SlurmOptions, *, no_checks: bool) -> str:
-    from clusterctl.platforms import batch, submission
-
-    command = [sys.executable, "-m", "clusterctl", "submit", "start", str(run.root)]
-    command += ["--no-checks"] * no_checks
-    return batch.batch_file(job.name, wanted, str(submission.log_file(run)), command)
-
-
-def _with_times(job: Job) -> Job:
+def _with_times(queue: Queue, job: Job) -> Job:
     """Return a job whose run saves early enough before the time limit, unless the job says when."""
-    from clusterctl.jobs.parts.slurm import SlurmOptions
-
-    wanted = job.slurm or SlurmOptions()
-    given = job.document.value.get("slurm") if job.document else None
+    wanted = queue.options(job)
+    given = job.document.value.get(queue.name) if job.document else None
     if isinstance(given, dict) and "signal" in given:
         return job
-    return replace(job, slurm=replace(wanted, signal=max(wanted.signal, int(job.grace) + GRAIN)))
+    part: dict[str, Any] = {queue.name: replace(wanted, signal=max(wanted.signal, int(job.grace) + GRAIN))}
+    return replace(job, **part)
 
 
-def _faults(job: Job) -> list[Fault]:
-    """Return the contradictions between the `slurm` part and the rest of a job."""
+def _faults(queue: Queue, job: Job) -> list[Fault]:
+    """Return the contradictions between the part of a batch system and the rest of a job."""
     from clusterctl.jobs.parts import notify
-    from clusterctl.jobs.parts.slurm import minutes_of
+    from clusterctl.jobs.parts.queue import minutes_of
 
-    wanted = job.slurm
-    if wanted is None:
+    part = queue.name
+    if getattr(job, part) is None:
         return []
+    wanted = queue.options(job)
     found: list[tuple[Key, str, str]] = []
     if wanted.signal and wanted.requeue and wanted.signal < job.grace:
         problem = f"{wanted.signal} s before the time limit are shorter than the {job.grace:g} s of `grace`"
-        found.append((("slurm", "signal"), problem, f"signal: {int(job.grace) + GRAIN}"))
+        found.append(((part, "signal"), problem, f"signal: {int(job.grace) + GRAIN}"))
     if wanted.time and wanted.signal and minutes_of(wanted.time) * 60 <= wanted.signal + GRAIN:
         problem = f"a save {wanted.signal} s before the end (or {GRAIN} s earlier) leaves no time of {wanted.time!r}"
-        found.append((("slurm", "time"), problem, "a longer time, or a smaller signal"))
+        found.append(((part, "time"), problem, "a longer time, or a smaller signal"))
     if job.nodes:
-        found.append(
-            (("nodes",), "Slurm chooses the nodes of a submitted job", "slurm: {nodes: 4}, or exclude")
-        )
+        problem = f"{queue.title} chooses the nodes of a submitted job"
+        found.append((("nodes",), problem, queue.choose_nodes))
     if notify.masked(job.notify) != job.notify:
         found.append((("notify",), "this address would have to be in the record of the run", notify.REMEDY))
     document = job.document
     if document is None:
         return [Fault(job.source, problem, remedy) for _, problem, remedy in found]
     return [document.fault(path, problem, remedy) for path, problem, remedy in found]
-
-
-def is_submitted(run: RunDir) -> bool:
-    """Return whether a run was submitted to Slurm."""
-    return (run.root / "batch.sh").exists()
-
-
-def require_submitted(run: RunDir) -> None:
-    """Raise a UsageError if no job of Slurm belongs to a run."""
-    if not is_submitted(run):
-        raise UsageError(f"{run.run_id} was not submitted to Slurm", "clusterctl submit slurm JOB")

@@ -12,9 +12,9 @@ from clusterctl.cli.launch.submit import JobFile, Overrides, Print
 from clusterctl.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
+    from clusterctl.backends.pods.kube_api import JobApi
+    from clusterctl.backends.pods.request import PodRequest
     from clusterctl.jobs.job import Job
-    from clusterctl.platforms.kube_api import JobApi
-    from clusterctl.platforms.request import PodRequest
 
 KindName = Annotated[
     str,
@@ -43,7 +43,7 @@ def k8s(
 ) -> None:
     """Submit a job to Kubernetes and follow it. The job's `kubernetes` part says what to ask for. Ctrl-C leaves it
     running; --follow follows it again."""
-    from clusterctl.platforms import request as requests
+    from clusterctl.backends.pods import request as requests
 
     if kind not in requests.KINDS:
         near = did_you_mean(kind, requests.KINDS) or f"one of {', '.join(requests.KINDS)}"
@@ -54,7 +54,7 @@ def k8s(
     if only_print:
         screen.write(yaml_of(made))
         return
-    from clusterctl.platforms import kube_api
+    from clusterctl.backends.pods import kube_api
 
     api = kube_api.JobApi(kube_api.connect(), kind, made.options.namespace, made.name)
     if delete:
@@ -77,11 +77,11 @@ def modelarts(
     job: JobFile, *, image: Image = "", overrides: Overrides = None, only_print: Print = False
 ) -> None:
     """Print a job as a request of ModelArts' API. The job's `modelarts` part says what to ask for."""
+    from clusterctl.backends.pods import modelarts as platform
+    from clusterctl.backends.pods import request as requests
     from clusterctl.jobs import job as jobs
     from clusterctl.jobs import job_check
     from clusterctl.jobs.parts.pods import KubernetesOptions, ModelArtsOptions
-    from clusterctl.platforms import modelarts as platform
-    from clusterctl.platforms import request as requests
 
     loaded = jobs.load(job, overrides or ())
     body = platform.training_job(loaded, job, image)
@@ -98,9 +98,9 @@ def _submitted(api: JobApi, job: Job, request: PodRequest) -> str:
     """Create the objects of a job, and record it as a run of this project; return the run's name."""
     import shutil
 
+    from clusterctl.backends.pods import pod_runs
     from clusterctl.cli import options
     from clusterctl.jobs.run_folder import RunDir, make_runs, new_run
-    from clusterctl.platforms import pod_runs
 
     # The pods save under the name of the run, so that `checkpoint list` finds their checkpoints.
     folder = options.runs_folder()
@@ -118,12 +118,12 @@ def _submitted(api: JobApi, job: Job, request: PodRequest) -> str:
 
 def _request(job: Any, kind: str, image: str, name: str, overrides: list[str]) -> tuple[Job, PodRequest]:
     """Return a job and the values for its manifests; raise InputFaults with all errors."""
+    from clusterctl.backends.pods import request as requests
     from clusterctl.jobs import job as jobs
     from clusterctl.jobs import job_check
     from clusterctl.jobs.parts.grace import upload_seconds, with_grace
     from clusterctl.jobs.parts.pods import KubernetesOptions
     from clusterctl.jobs.parts.saving import saving_of
-    from clusterctl.platforms import request as requests
 
     loaded = jobs.load(job, overrides)
     options = loaded.kubernetes or KubernetesOptions()
@@ -136,7 +136,7 @@ def yaml_of(request: PodRequest) -> str:
     """Return the manifests of a job as one YAML file, for kubectl."""
     import yaml
 
-    from clusterctl.platforms.kinds import manifests_of
+    from clusterctl.backends.pods.kinds import manifests_of
 
     class Plain(yaml.SafeDumper):
         """Writes multi-line texts as blocks, and no anchors."""

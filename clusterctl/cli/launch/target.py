@@ -11,9 +11,9 @@ from clusterctl.cli.launch.node_choice import Choice
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from clusterctl.backends.pods.pod import Part
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.job import Job
-    from clusterctl.platforms.pod import Part
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def target_of(request: JobRequest, choice: Choice, job: Job, *, waits: bool) -> 
     if place is None:
         chosen, spares = choice.of(job)
         return Target(job, chosen, spares)
-    from clusterctl.platforms import pod
+    from clusterctl.backends.pods import pod
 
     if request.nodes or request.exclude or request.include:
         problem = f"{place.platform.title} has chosen the nodes, and each starts its own ranks"

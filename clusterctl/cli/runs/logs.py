@@ -138,14 +138,16 @@ def tail(
     ] = False,
 ) -> None:
     """Show the last lines of the logs of a run; -f keeps following."""
+    from clusterctl.backends import known
+
     found = options.run_named(chosen.run)
     wanted, span, printer = chosen.filter(found), chosen.span(), chosen.printer()
     if follow and span.until is not None:
         raise UsageError("--until contradicts --follow", "leave out one of them")
     while follow and found.phase() is Phase.PENDING:
         _await_nodes(found)
-    if (found.root / "kubernetes.json").exists():
-        _tail_pods(found, wanted, lines, span, printer, follow=follow)
+    if not known.of_run(found).reaches_nodes:
+        _tail_fetched(found, wanted, lines, span, printer, follow=follow)
         return
     if follow and not found.phase().is_final:
         with options.connected_to(found) as connections, _watched(found, connections) as watch:
@@ -158,12 +160,11 @@ def tail(
     _tail(found, wanted, lines, span, printer)
 
 
-def _tail_pods(
+def _tail_fetched(
     run: RunDir, wanted: LogFilter, lines: int, span: Span, printer: LogPrinter, *, follow: bool
 ) -> None:
     """Show the last lines of a run's pods; with `follow`, also those that come until it has ended."""
     from clusterctl.logs.store import kept_files
-    from clusterctl.platforms import kube_api
 
     bring_home(run)
     read = _tail(run, wanted, lines, span, printer, goes_on=follow)
@@ -176,7 +177,7 @@ def _tail_pods(
             read[file.path] = file.path.stat().st_size
         if ended:
             return
-        time.sleep(kube_api.POLL)
+        time.sleep(ASK_QUEUE)
 
 
 def _await_nodes(run: RunDir) -> None:
@@ -276,14 +277,13 @@ def bring_home(run: RunDir) -> None:
 
     If they cannot be written here, say so: what was copied before is shown.
     """
+    from clusterctl.backends import known
     from clusterctl.runs.watching.watch import NotCopied
 
     if run.phase().is_final or run.phase() is Phase.PENDING:
         return
-    if (run.root / "kubernetes.json").exists():
-        from clusterctl.platforms import pod_runs
-
-        return pod_runs.fetch_logs(run)
+    if not (backend := known.of_run(run)).reaches_nodes:
+        return backend.fetch_logs(run)
     try:
         with options.connected_to(run) as connections:
             _copy_now(run, connections)

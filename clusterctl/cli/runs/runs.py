@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.errors import UsageError, WorkFailed
+from clusterctl.errors import ClusterctlError, UsageError, WorkFailed
 from clusterctl.text import escape_controls, plural, size
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def runs(context: typer.Context, *, as_json: options.Json = False) -> None:
     from clusterctl.jobs.run_folder import all_runs
 
     found = all_runs(options.runs_folder())
-    _ask_queue(found)
+    _ask_backends(found)
     rows = [_row(run) for run in found]
     if as_json:
         screen.show_json([asdict(row) for row in rows])
@@ -58,27 +58,15 @@ def runs(context: typer.Context, *, as_json: options.Json = False) -> None:
         screen.log("no runs yet; start one with `clusterctl launch JOB`, or `clusterctl demo`")
 
 
-def _ask_queue(found: list[RunDir]) -> None:
-    """Update the submitted runs: with one request to Slurm, and one per job of Kubernetes."""
-    if any((run.root / "kubernetes.json").exists() for run in found):
-        from clusterctl.platforms import pod_runs
+def _ask_backends(found: list[RunDir]) -> None:
+    """Update the states of the submitted runs."""
+    from clusterctl.backends import known
 
-        for run in found:
-            pod_runs.refresh(run)
-    submitted = [run for run in found if (run.root / "slurm.json").exists()]
-    if not submitted:
-        return
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.platforms import slurm, submission
-
-    waiting = [run for run in submitted if (known := submission.read_submission(run)) and not known.ended]
-    try:
-        queue = slurm.queue() if waiting else {}
-    except ClusterctlError as error:
-        screen.log(f"Slurm could not be queried: {error.message}", "yellow")
-        return
-    for run in waiting:
-        submission.refresh(run, queue)
+    for backend, own in known.by_backend(found):
+        try:
+            backend.refresh(own)
+        except ClusterctlError as error:
+            screen.log(f"{backend.title} could not be queried: {error.message}", "yellow")
 
 
 def prune(
@@ -155,10 +143,11 @@ def _row(run: RunDir) -> ListedRun:
 
 
 def _verdict(run: RunDir) -> str:
-    """Return the state of a submitted run as Slurm or Kubernetes reports it; "" for any other run."""
+    """Return the state of a submitted run as its backend reports it; "" for any other run."""
+    from clusterctl.backends import known
     from clusterctl.runs.state import read_state
 
-    if not any((run.root / name).exists() for name in ("slurm.json", "kubernetes.json")):
+    if known.of_run(run) is known.SSH:
         return ""
     try:
         state = read_state(run)
@@ -193,6 +182,7 @@ def status(
     as_json: options.Json = False,
 ) -> None:
     """Show the live state of a run: phase, step, speed, last activity, ranks and events."""
+    from clusterctl.backends import known
     from clusterctl.cli.views import run_status
 
     found = options.run_named(run)
@@ -201,8 +191,8 @@ def status(
             return
         time.sleep(every)
         found = options.run_named(run)
-    if (found.root / "kubernetes.json").exists():
-        return _show_pods(run, watch=watch, every=every, as_json=as_json)
+    if not known.of_run(found).reaches_nodes:
+        return _show_recorded(run, watch=watch, every=every, as_json=as_json)
     with options.connected_to(found) as connections:
         if watch:
             _watch(found, connections, every, ranks=ranks, as_json=as_json)
@@ -222,8 +212,8 @@ def status(
         screen.show("", end_block(summary, unicode=unicode, commands=state.is_final))
 
 
-def _show_pods(name: str, *, watch: bool, every: float, as_json: bool) -> None:
-    """Show a run in pods, as the API server shows it; with `watch`, until it has ended."""
+def _show_recorded(name: str, *, watch: bool, every: float, as_json: bool) -> None:
+    """Show a run as its backend reports it; with `watch`, until it has ended."""
     from clusterctl.runs.state import read_state
 
     while True:
@@ -233,8 +223,8 @@ def _show_pods(name: str, *, watch: bool, every: float, as_json: bool) -> None:
         if as_json:
             screen.show_json({"run": run.run_id, "folder": str(run.root), **state.as_json()})
         else:
-            pods = ", ".join(f"{pod} {phase}" for pod, phase in state.nodes.items())
-            text = "  ".join(part for part in (run.run_id, str(state.phase), pods, state.verdict) if part)
+            nodes = ", ".join(f"{node} {phase}" for node, phase in state.nodes.items())
+            text = "  ".join(part for part in (run.run_id, str(state.phase), nodes, state.verdict) if part)
             screen.write(escape_controls(text) + "\n")
         if not watch or state.is_final:
             return
@@ -243,12 +233,13 @@ def _show_pods(name: str, *, watch: bool, every: float, as_json: bool) -> None:
 
 def _observe(run: RunDir, connections: Connections) -> tuple[RunState, Overview]:
     """Ask the nodes; return the state of a run and its overview."""
+    from clusterctl.backends import known
     from clusterctl.runs import overview
     from clusterctl.runs.query import current_state
     from clusterctl.runs.state import read_state
 
     # The nodes of an ended job may belong to other jobs.
-    recorded = read_state(run) if (run.root / "slurm.json").exists() and run.phase().is_final else None
+    recorded = read_state(run) if not known.of_run(run).keeps_nodes and run.phase().is_final else None
     state = recorded or current_state(run, connections)
     return state, overview.summarise(run, state, time.time())
 
@@ -292,46 +283,21 @@ def _drawn(*, on_screen: bool) -> Iterator[Live | None]:
         yield live
 
 
-def _cancel_pending(run: RunDir, *, dry_run: bool, as_json: bool) -> bool:
-    """Cancel the job of a run that waits for nodes, or that runs in pods; return False for any other run."""
-    from clusterctl.jobs.phase import Phase
+def _ended_by_backend(run: RunDir, *, dry_run: bool, as_json: bool) -> bool:
+    """End a run that waits for nodes, or that runs in pods, by its backend; return False for any other run."""
+    from clusterctl.backends import known
 
-    if (run.root / "kubernetes.json").exists():
-        return _delete_pods(run, dry_run=dry_run, as_json=as_json)
-    if run.phase() is not Phase.PENDING:
+    ending = known.of_run(run).ending(run)
+    if ending is None:
         return False
-    from clusterctl.platforms import slurm, submission
-
-    waiting = submission.read_submission(run)
-    if waiting is None:
-        raise UsageError(f"{run.run_id} is being submitted", "try again in a second")
     if dry_run:
-        screen.write(f"would cancel Slurm job {waiting.job}, which has not started\n")
+        screen.write(f"would {ending.would}\n")
         return True
-    slurm.cancel(waiting.job)
-    submission.note_cancelled(run, waiting)
+    text, facts = ending.end()
     if as_json:
-        screen.show_json({"run": run.run_id, "left": {}, "phase": "stopped"})
+        screen.show_json({"run": run.run_id, "left": {}, "phase": str(run.phase()), **facts})
     else:
-        screen.log(f"{run.run_id} is stopped; Slurm job {waiting.job} was cancelled before it started")
-    return True
-
-
-def _delete_pods(run: RunDir, *, dry_run: bool, as_json: bool) -> bool:
-    """Delete the job of a run in pods; the pods get SIGTERM and time to save."""
-    from clusterctl.platforms import pod_runs
-
-    submitted = pod_runs.read_pods(run)
-    if submitted is None:
-        raise UsageError(f"{run.run_id}: its kubernetes.json cannot be read", "kubectl delete job NAME")
-    if dry_run:
-        screen.write(f"would delete {submitted.describe()}\n")
-        return True
-    deleted = pod_runs.delete(run)
-    if as_json:
-        screen.show_json({"run": run.run_id, "left": {}, "phase": str(run.phase()), "deleted": deleted})
-    else:
-        screen.log(f"{run.run_id} is {run.phase()}; deleted {', '.join(deleted) or 'nothing'}")
+        screen.log(f"{run.run_id} is {run.phase()}; {text}")
     return True
 
 
@@ -351,7 +317,7 @@ def stop(
     from clusterctl.runs.query import current_state
 
     found = options.run_named(run)
-    if _cancel_pending(found, dry_run=dry_run, as_json=as_json):
+    if _ended_by_backend(found, dry_run=dry_run, as_json=as_json):
         return
     record = found.read_record()
     ranks = record.ranks

@@ -13,6 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from clusterctl.backends.known import job_of, of_node
 from clusterctl.cli.views.fitting import FittingTable
 from clusterctl.text import (
     count,
@@ -76,7 +77,7 @@ def nodes_table(
     for node in cluster.nodes:
         user = f"{node.user}@" if node.user else ""
         where = f"{user}{node.host}" + (f":{node.port}" if node.port != 22 else "")
-        where = f"srun, job {node.allocation}" if node.allocation else where
+        where = f"{of_node(node).way}, job {job_of(node)}" if node.allocation else where
         wide = (
             [] if ways is None else [node.interface or "", node.python, node.workdir, ways.get(node.name, "")]
         )

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.backends.pods import pod_runs
+from clusterctl.backends.pods.pod import saved_name
 from clusterctl.checkpoints import pod_uploads, uploads
 from clusterctl.checkpoints.checkpoint import Health
 from clusterctl.checkpoints.find import of_folder, of_nodes
@@ -22,8 +24,6 @@ from clusterctl.jobs import plan as plans
 from clusterctl.jobs.facts import Facts
 from clusterctl.jobs.job import Job
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
-from clusterctl.platforms import pod_runs
-from clusterctl.platforms.pod import saved_name
 from clusterctl.runs.start import record_attempt
 from clusterctl.storage.client import LIST, here
 from clusterctl.transport.fanout import Connections

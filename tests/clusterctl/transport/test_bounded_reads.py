@@ -23,7 +23,7 @@ SERVERS = (
     "clusterctl/downloads",
     "clusterctl/storage/program",
     "clusterctl/runs/notify",
-    "clusterctl/platforms",
+    "clusterctl/backends",
 )
 # A daemon's output goes to its log; the starter ends once it runs.
 STARTERS = {"sandbox/process.py"}
@@ -62,8 +62,8 @@ BOUNDED = {
     ("cli/screen.py", "readline"): (1, "a person's answer at the terminal"),
     ("downloads/fetch.py", "server's read"): (3, "PIECE or MOST_SUMS bytes; SILENCE seconds"),
     ("jobs/run_folder.py", "readline"): (2, "LONGEST_LINE bytes of a file"),
-    ("platforms/slurm.py", "communicate"): (1, "ANSWER_LIMIT seconds, of Slurm's own programs"),
-    ("platforms/submission.py", "server's read"): (1, "LOG_END bytes of a file"),
+    ("backends/slurm/programs.py", "communicate"): (1, "ANSWER_LIMIT seconds, of Slurm's own programs"),
+    ("backends/queue.py", "server's read"): (1, "LOG_END bytes of a file"),
     ("runs/in_charge.py", "readline"): (1, "one word; READY_LIMIT seconds, then the program is killed"),
     ("runs/notify.py", "urlopen"): (1, "LIMIT seconds; the answer is not read"),
     ("sandbox/cluster.py", "readline"): (1, "255 bytes, with the socket's timeout"),
@@ -88,7 +88,7 @@ BOUNDED = {
     ("ssh/packets.py", "recv"): (1, "one piece, with the socket's timeout"),
     ("ssh/session.py", "readline"): (1, "MAX_BANNER bytes, MAX_LINES lines, until a deadline"),
     ("transport/dial.py", "recv"): (1, "counted bytes, with the socket's timeout"),
-    ("transport/srun.py", "recv"): (2, "one piece, when the socket is readable"),
+    ("backends/slurm/links.py", "recv"): (2, "one piece, when the socket is readable"),
     ("transport/link.py", "read_line"): (1, "MAX_NOISE bytes, START_LIMIT seconds"),
     ("transport/link.py", "receive"): (1, "one piece, BEAT seconds"),
     ("transport/poller.py", "recv"): (1, "WAKES bytes, never waits"),

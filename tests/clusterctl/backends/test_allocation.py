@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.backends.slurm import allocation, programs
 from clusterctl.cli import options
-from clusterctl.platforms import allocation, slurm
 
 NODES = (
     "NodeName=node1 Arch=x86_64 Gres=npu:8 NodeAddr=10.0.0.1 State=MIXED OS=Linux 6.1 #1 SMP\n"
@@ -18,21 +18,23 @@ NODES = (
 def answers(monkeypatch: pytest.MonkeyPatch, gres: str, config: str = "") -> None:
     """Let Slurm's programs answer with these devices."""
     texts = {"node": NODES, "config": config, "job": f"JobId=7\n JobState=RUNNING\n     {gres}\n"}
-    monkeypatch.setattr(slurm, "run", lambda *words, **more: texts[words[2]])
-    monkeypatch.setattr(slurm, "run_together", lambda *commands: [texts[words[2]] for words in commands])
+    monkeypatch.setattr(programs, "run", lambda *words, **more: texts[words[2]])
+    monkeypatch.setattr(programs, "run_together", lambda *commands: [texts[words[2]] for words in commands])
 
 
 def devices(
     monkeypatch: pytest.MonkeyPatch, gres: str, config: str = ""
 ) -> list[tuple[str, tuple[int, ...]]]:
     answers(monkeypatch, gres, config)
-    monkeypatch.setattr(slurm, "is_installed", lambda: True)
+    monkeypatch.setattr(programs, "is_installed", lambda: True)
     variables = {
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "node[1-2]",
         "SLURM_TASKS_PER_NODE": "1(x2)",
     }
-    return [(node.kind, node.devices) for node in allocation.cluster_of(variables, "cpu").nodes]
+    return [
+        (node.kind, node.devices) for node in allocation.described(allocation.named(variables, "cpu")).nodes
+    ]
 
 
 @pytest.mark.parametrize(
@@ -65,16 +67,16 @@ def test_devices_count_from_0_where_slurm_hides_the_others(monkeypatch: pytest.M
 
 def test_nodes_are_reached_by_srun_at_the_addresses_that_slurm_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, "")
-    monkeypatch.setattr(slurm, "is_installed", lambda: True)
+    monkeypatch.setattr(programs, "is_installed", lambda: True)
     variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]"}
-    first, second = allocation.cluster_of(variables, "cpu").nodes
+    first, second = allocation.described(allocation.named(variables, "cpu")).nodes
     assert (first.host, first.address, first.allocation) == ("node1", "10.0.0.1", "7")
     assert second.address == "10.0.0.2"
     assert first.workdir != second.workdir
 
 
 def test_without_the_id_of_a_job_the_names_are_reached_by_ssh() -> None:
-    node = allocation.cluster_of({"SLURM_JOB_NODELIST": "node1"}, "cpu").nodes[0]
+    node = allocation.named({"SLURM_JOB_NODELIST": "node1"}, "cpu").nodes[0]
     assert (node.host, node.allocation) == ("node1", "")
 
 
@@ -83,7 +85,7 @@ def test_devices_that_slurm_has_given_to_a_job_are_no_guess(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gres: str, assumed: bool
 ) -> None:
     answers(monkeypatch, gres)
-    monkeypatch.setattr(slurm, "is_installed", lambda: True)
+    monkeypatch.setattr(programs, "is_installed", lambda: True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.backends.known import job_of
 from clusterctl.environment import environment
 from clusterctl.errors import LinkLost, Unreachable
 from clusterctl.transport import dial
@@ -40,6 +41,20 @@ END_LIMIT = 10.0
 # Variables of this process's own task or job that would change what srun does.
 OPTIONS = "NTASKS NPROCS CPUS_PER_TASK NTASKS_PER_NODE CPU_BIND EXACT EXCLUSIVE DISTRIBUTION MEM_BIND"
 MISLEADING = frozenset(f"SLURM_{name}" for name in OPTIONS.split(" "))
+# The variables of a task, as `dial` needs them.
+WORDS = {
+    "node": "SLURMD_NODENAME",
+    "launcher": ("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST"),
+    "job": (
+        "SLURM_JOB_",
+        "SLURM_SUBMIT_",
+        "SLURM_CONF",
+        "SLURM_CLUSTER_NAME",
+        "SLURM_RESTART_COUNT",
+        "SLURM_TOPOLOGY",
+    ),
+    "task": ("SLURM_", "SRUN_", "PMI_", "PMIX_", "PMI2_"),
+}
 HINT = "see `squeue --me` and `scontrol show job`: the allocation may have ended"
 
 
@@ -100,12 +115,12 @@ class SrunTransport:
             pipe = self._connected(node)
         if pipe is None:
             self._by_streams.add(node.name)
-            argv = step_argv(node.allocation, [node.host], *agent_argv(os.path.expanduser(node.python)))
+            argv = step_argv(job_of(node), [node.host], *agent_argv(os.path.expanduser(node.python)))
             pipe = StreamPipe(ChildStream(node.name, argv, step_environment(), "/"))
         return LinkConnection(Link(node.name, pipe, node.workdir))
 
     def start(self, node: Node, command: str) -> ChildStream:
-        argv = step_argv(node.allocation, [node.host], "/bin/sh", "-c", command)
+        argv = step_argv(job_of(node), [node.host], "/bin/sh", "-c", command)
         return ChildStream(node.name, argv, step_environment(), "/")
 
     def _connected(self, node: Node) -> _SocketPipe | None:
@@ -134,15 +149,15 @@ class SrunTransport:
                 if (other.allocation, other.python) == (node.allocation, node.python)
             ]
             if node.name not in [other.name for other in alike] or len(alike) < 2:
-                return _Step(node.allocation, [node])
+                return _Step(job_of(node), [node])
             # The next connection to one of them gets a separate step.
             self._together = tuple(other for other in self._together if other not in alike)
-            step = _Step(node.allocation, alike)
+            step = _Step(job_of(node), alike)
             self._steps.update({other.name: step for other in alike if other.name != node.name})
             return step
 
     def _own_step(self, node: Node) -> _Step:
-        return _Step(node.allocation, [node])
+        return _Step(job_of(node), [node])
 
 
 class _Step:
@@ -175,7 +190,9 @@ class _Step:
     def _last_line(self, port: int) -> bytes:
         """Return the call that ends the program; as long for every port."""
         own = socket.gethostname()
-        return f"\ndial({self._secret.hex()!r}, {[own]!r}, {port:>5}, {first_length()})\n".encode()
+        return (
+            f"\ndial({self._secret.hex()!r}, {[own]!r}, {port:>5}, {first_length()}, **{WORDS!r})\n".encode()
+        )
 
     def _feed(self, program: bytes) -> None:
         assert self.process.stdin is not None

@@ -5,22 +5,21 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import ClusterctlError
+from clusterctl.backends.pods.kube_api import JobApi, KubernetesError, PodState, cause_of, connect
+from clusterctl.backends.pods.request import imagined
+from clusterctl.backends.queue import write_waiting
+from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.files import replace_file
 from clusterctl.jobs.phase import Phase
-from clusterctl.platforms.kube_api import JobApi, KubernetesError, PodState, cause_of, connect
-from clusterctl.platforms.request import imagined
-from clusterctl.platforms.submission import write_pending, write_waiting
 from clusterctl.runs.state import RunState, write_state
 from clusterctl.wire.typed_json import BadValue, decode, encode
 
 if TYPE_CHECKING:
+    from clusterctl.backends.pods.request import PodRequest
     from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.platforms.request import PodRequest
 
 # The phase of a run for each phase of a pod.
 PHASES = {
@@ -30,6 +29,7 @@ PHASES = {
     "Failed": Phase.FAILED,
 }
 DELETED = "deleted"
+RECORD = "kubernetes.json"
 
 
 @dataclass(frozen=True)
@@ -52,28 +52,21 @@ class PodJob:
         return f"{self.kind} {self.name} in namespace {self.namespace}"
 
 
-def record_file(run: RunDir) -> Path:
-    return run.root / "kubernetes.json"
-
-
 def read_pods(run: RunDir) -> PodJob | None:
     """Return the submitted job of a run; None for a run that was not submitted to Kubernetes."""
-    if not record_file(run).exists():
-        return None
     try:
-        return decode(PodJob, run.read_json(record_file(run)))
-    except BadValue:
+        return decode(PodJob, run.read_json(run.root / RECORD))
+    except (BadValue, UsageError):
         return None
 
 
 def write_submitted(run: RunDir, job: Job, request: PodRequest) -> None:
     """Record a run that has just been submitted."""
-    write_waiting(run, job, imagined(request.options))
+    submitted = PodJob(request.kind, request.options.namespace, request.name, time.time())
+    write_waiting(run, job, imagined(request.options), f"{submitted.describe()} was submitted")
     # The log files of the pods are those of the first attempt; the platform starts the others.
     run.write_record(replace(run.read_record(), attempt=1))
-    submitted = PodJob(request.kind, request.options.namespace, request.name, time.time())
-    write_pending(run, f"{submitted.describe()} was submitted")
-    run.write_json(record_file(run), encode(submitted))
+    run.write_json(run.root / RECORD, encode(submitted))
 
 
 def refresh(run: RunDir) -> None:
@@ -139,7 +132,7 @@ def _state(run: RunDir, submitted: PodJob, pods: list[PodState], outcome: str, r
 def _end(run: RunDir, submitted: PodJob, outcome: str, state: RunState) -> None:
     write_state(run, state)
     run.add_event("ended", phase=state.phase, verdict=state.verdict)
-    run.write_json(record_file(run), encode(replace(submitted, ended=outcome)))
+    run.write_json(run.root / RECORD, encode(replace(submitted, ended=outcome)))
 
 
 def _keep_logs(run: RunDir, api: JobApi, pods: list[PodState]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 
+from clusterctl.backends.pods.request import CODE_FOLDER, JOB_FOLDER, PodRequest
 from clusterctl.json_types import JsonObject
-from clusterctl.platforms.request import CODE_FOLDER, JOB_FOLDER, PodRequest
 from clusterctl.wire import contract
 
 JOB_LABEL = "clusterctl/job"

@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from clusterctl.backends.pods.request import saved_name
 from clusterctl.document import Document
 from clusterctl.errors import InputFaults
 from clusterctl.jobs.job import Job
 from clusterctl.jobs.parts.pods import ModelArtsOptions
-from clusterctl.platforms.request import saved_name
 from clusterctl.wire import contract
 
 # The folder to which ModelArts copies the code.

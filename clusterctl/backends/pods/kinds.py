@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from clusterctl.backends.pods import manifests
+from clusterctl.backends.pods.request import PodRequest
 from clusterctl.json_types import JsonObject
-from clusterctl.platforms import manifests
-from clusterctl.platforms.request import PodRequest
 from clusterctl.wire import contract
 
 # The path at which ascend-operator's table must be mounted, and the key of its ConfigMap.

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.backends.pods import rank_table
+from clusterctl.backends.pods.detect import DEFAULT_PORT, Place, with_count
 from clusterctl.checkpoints.pod_uploads import bring_from_store
 from clusterctl.checkpoints.stored import access_of
 from clusterctl.environment import environment
@@ -26,8 +28,6 @@ from clusterctl.jobs.job import Job, rank_table_wanted
 from clusterctl.jobs.parts.own_table import file_of
 from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.jobs.parts.table_problems import read_table
-from clusterctl.platforms import rank_table
-from clusterctl.platforms.detect import DEFAULT_PORT, Place, with_count
 from clusterctl.runs import start as runs
 from clusterctl.runs.prepare.stage import Tell, push_code, push_data
 from clusterctl.runs.prepare.work import WorkFolders

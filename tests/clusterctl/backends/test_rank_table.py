@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.backends.pods import rank_table
 from clusterctl.errors import InputFaults, WorkFailed
-from clusterctl.platforms import rank_table
 
 GOOD = json.loads((Path(__file__).parents[2] / "cases" / "ranktable" / "good-1.2.json").read_text())["table"]
 

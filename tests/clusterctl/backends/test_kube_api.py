@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.backends.pods.kinds import KINDS
 from clusterctl.cli.main import run
-from clusterctl.platforms.kinds import KINDS
 from tests.support.kube_server import TOKEN, Cluster, Stage, node, pod, serving
 
 pytest.importorskip("kubernetes")
@@ -31,7 +31,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     (tmp_path / "code" / "train.py").write_text("print('hello')\n")
     (tmp_path / "job.yaml").write_text(JOB)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("clusterctl.platforms.kube_api.POLL", 0.01)
+    monkeypatch.setattr("clusterctl.backends.pods.kube_api.POLL", 0.01)
     with serving(tmp_path) as (cluster, config):
         monkeypatch.setenv("KUBECONFIG", str(config))
         cluster.nodes = [node(f"n{number}", huawei_com__Ascend910="8") for number in range(3)]
@@ -154,7 +154,7 @@ def test_a_cluster_that_cannot_be_reached_is_named(
 def test_a_server_that_never_answers_is_named(
     api: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("clusterctl.platforms.kube_api.ANSWER_LIMIT", 0.3)
+    monkeypatch.setattr("clusterctl.backends.pods.kube_api.ANSWER_LIMIT", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         config = (tmp_path / "kubeconfig").read_text()
         (tmp_path / "kubeconfig").write_text(

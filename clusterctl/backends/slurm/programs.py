@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from clusterctl.backends.queue import Entry
 from clusterctl.errors import UsageError, WorkFailed
 
 # Seconds for an answer of slurmctld, which may be busy.
@@ -69,39 +69,26 @@ def submit(batch_file: str) -> int:
     return int(run("sbatch", "--parsable", text=batch_file).strip().partition(";")[0])
 
 
-@dataclass(frozen=True)
-class QueueEntry:
-    """A job as Slurm knows it now."""
-
-    state: str
-    """Slurm's word, such as PENDING."""
-    reason: str = ""
-    """Why it waits, or why it ended."""
-    nodes: str = ""
-    start: str = ""
-    """When it is expected to start, or has started."""
-
-
-def queue() -> dict[int, QueueEntry]:
+def queue() -> dict[int, Entry]:
     """Return the jobs of this user by id: those that wait, run, or ended a few minutes ago."""
     text = run("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r|%N|%S")
     found = {}
     for line in text.splitlines():
         job, *fields = line.strip().split("|")
         if job.isdecimal() and len(fields) == 4:
-            found[int(job)] = QueueEntry(*fields)
+            found[int(job)] = Entry(*fields)
     return found
 
 
-def ended_job(job: int) -> QueueEntry:
+def ended_job(job: int) -> Entry:
     """Return a job that has left the queue, from the accounting; its state is UNKNOWN if the cluster keeps none."""
     try:
         text = run("sacct", "--noheader", "--allocations", f"--jobs={job}", "--format=State%20")
     except (UsageError, WorkFailed):
-        return QueueEntry("UNKNOWN")
+        return Entry("UNKNOWN")
     # `CANCELLED by 1000`
     words = text.split()
-    return QueueEntry(words[0].rstrip("+")) if words else QueueEntry("UNKNOWN")
+    return Entry(words[0].rstrip("+")) if words else Entry("UNKNOWN")
 
 
 def end_of(job: str) -> str:

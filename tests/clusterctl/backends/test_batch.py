@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.backends.slurm.backend import BACKEND as slurm
 from clusterctl.errors import InputFaults
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs.parts.slurm import SlurmOptions
-from clusterctl.platforms.batch import batch_file
+from clusterctl.jobs.run_folder import RunDir
 
 
 def written(tmp_path: Path, part: str) -> jobs.Job:
@@ -20,16 +21,17 @@ def written(tmp_path: Path, part: str) -> jobs.Job:
 
 def test_the_options_of_a_job_become_lines_of_the_batch_file(tmp_path: Path) -> None:
     part = "{nodes: 2, gres: 'npu:8', time: 90, extra: [--mem=0], setup: [module load cann]}"
-    options = written(tmp_path, part).slurm
-    assert options is not None
-    lines = batch_file("demo", options, "log-%j", ["python", "-m", "x", "a b"]).splitlines()
+    run = RunDir(tmp_path / "demo-1")
+    text = slurm.batch_file(run, written(tmp_path, part), ["python", "-m", "x", "a b"])
+    lines = text.splitlines()
+    assert f"#SBATCH --output={run.root}/slurm.log" in lines
     for line in ("--nodes=2", "--gres=npu:8", "--time=90", "--requeue", "--signal=B:USR1@120", "--mem=0"):
         assert f"#SBATCH {line}" in lines
     assert lines[-2:] == ["module load cann", "exec python -m x 'a b'"]
 
 
 def test_a_job_that_must_not_be_requeued_says_so() -> None:
-    lines = batch_file("demo", SlurmOptions(requeue=False, signal=0), "log", ["x"]).splitlines()
+    lines = slurm.header("demo", SlurmOptions(requeue=False, signal=0), "log")
     assert "#SBATCH --no-requeue" in lines
     assert not any("--signal" in line for line in lines)
 

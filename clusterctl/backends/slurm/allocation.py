@@ -7,15 +7,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from clusterctl.backends.slurm import programs
 from clusterctl.errors import UsageError
 from clusterctl.hostfile import detect
 from clusterctl.hostfile import slurm as node_lists
 from clusterctl.inventory.cluster import MAX_DEVICES, Cluster, Node
-from clusterctl.platforms import slurm
 
 JOB = "SLURM_JOB_ID"
-# Slurm's variables that describe the allocation of this process.
-VARIABLES = (JOB, node_lists.COMPONENTS, *node_lists.VARIABLES)
 # The kind of device for the name of a gres.
 KINDS = {"gpu": "cuda", "npu": "npu", "ascend": "npu", "ascend910": "npu", "ascend910b": "npu"}
 PAIR = re.compile(r"(?:^|\s)([A-Za-z_/:]+)=(\S*)")
@@ -26,11 +24,6 @@ GRES = re.compile(
 )
 
 
-def cluster_of(variables: Mapping[str, str], kind: str) -> Cluster:
-    """Return the nodes of the allocation that these variables describe."""
-    return described(named(variables, kind))
-
-
 def named(variables: Mapping[str, str], kind: str) -> Cluster:
     """Return the names of an allocation's nodes, without asking Slurm: enough to start their agents.
 
@@ -38,13 +31,13 @@ def named(variables: Mapping[str, str], kind: str) -> Cluster:
     """
     plain = detect.from_slurm(variables, kind)
     job = variables.get(JOB, "")
-    if not job.isdecimal() or not slurm.is_installed():
+    if not job.isdecimal() or not programs.is_installed():
         return plain
     nodes = tuple(
         replace(
             node,
             host=node.name,
-            allocation=job,
+            allocation=f"slurm:{job}",
             # The disk of homes and programs is the same on all nodes of such clusters, so each node has its own folder.
             python=sys.executable,
             workdir=f"~/.clusterctl/nodes/{node.name}",
@@ -56,11 +49,11 @@ def named(variables: Mapping[str, str], kind: str) -> Cluster:
 
 def described(cluster: Cluster) -> Cluster:
     """Return the nodes of an allocation with the addresses and devices that Slurm reports."""
-    job = cluster.nodes[0].allocation
+    job = cluster.nodes[0].allocation.rpartition(":")[2]
     if not job:
         return cluster
     names = node_lists.fold(cluster.names)
-    of_nodes, of_job = slurm.run_together(
+    of_nodes, of_job = programs.run_together(
         ("scontrol", "show", "node", names, "--oneliner"), ("scontrol", "show", "job", job, "--details")
     )
     addresses = {facts["NodeName"]: facts.get("NodeAddr", "") for facts in records(of_nodes)}
@@ -114,4 +107,4 @@ def _ids(text: str | None, count: int) -> tuple[int, ...]:
         for number in range(int(first), int(last or first) + 1)
     )
     count = len(ids)
-    return tuple(range(count)) if ids != tuple(range(count)) and slurm.hides_devices() else ids
+    return tuple(range(count)) if ids != tuple(range(count)) and programs.hides_devices() else ids

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from clusterctl.backends.pods.detect import Surroundings, detect
+from clusterctl.backends.pods.kinds import KINDS, manifests_of
+from clusterctl.backends.pods.request import PodRequest, request_for
 from clusterctl.errors import InputFaults
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs.parts.pods import KubernetesOptions
-from clusterctl.platforms.detect import Surroundings, detect
-from clusterctl.platforms.kinds import KINDS, manifests_of
-from clusterctl.platforms.request import PodRequest, request_for
 from clusterctl.wire import contract
 from tests.support import schemas
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from clusterctl.backends.pods.detect import PLATFORMS, Place, Surroundings, detect, with_count
 from clusterctl.errors import InputFaults
-from clusterctl.platforms.detect import PLATFORMS, Place, Surroundings, detect, with_count
 from clusterctl.wire import contract
 
 OURS = {contract.POD_COUNT: "2", contract.POD_PEERS: "gpt-0.gpt,gpt-1.gpt", contract.POD_DEVICES: "8"}

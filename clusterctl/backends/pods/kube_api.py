@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import extras
+from clusterctl.backends.pods.kinds import KINDS, manifests_of
+from clusterctl.backends.pods.manifests import JOB_LABEL, RESOURCES
+from clusterctl.backends.pods.request import PodRequest
 from clusterctl.environment import environment
 from clusterctl.errors import ClusterctlError, Fault, InputFaults, RunFailed, UsageError
 from clusterctl.json_types import JsonObject
-from clusterctl.platforms.kinds import KINDS, manifests_of
-from clusterctl.platforms.manifests import JOB_LABEL, RESOURCES
-from clusterctl.platforms.request import PodRequest
 
 # Seconds between two queries of a job.
 POLL = 2.0

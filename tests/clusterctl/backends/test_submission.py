@@ -8,13 +8,17 @@ from typing import cast
 
 import pytest
 
-from clusterctl.cli.launch import slurm_job
+from clusterctl.backends import queue as queues
+from clusterctl.backends.queue import Entry, Submission
+from clusterctl.backends.slurm import programs
+from clusterctl.backends.slurm.backend import BACKEND as slurm
+from clusterctl.cli.launch import queue_job
 from clusterctl.errors import InputFaults, UsageError, WorkFailed
 from clusterctl.jobs import job as jobs
-from clusterctl.jobs.parts.slurm import SlurmOptions, minutes_of
+from clusterctl.jobs.parts.queue import minutes_of
+from clusterctl.jobs.parts.slurm import SlurmOptions
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import RunDir
-from clusterctl.platforms import slurm, submission
 from clusterctl.runs import query, stop
 from clusterctl.runs.prepare import elsewhere
 from clusterctl.runs.state import RunState, read_state, write_state
@@ -29,18 +33,19 @@ def waiting(tmp_path: Path) -> RunDir:
     """A run whose job was submitted."""
     run = RunDir(tmp_path / "runs" / "demo-1")
     job = jobs.from_command(["hostname"], None)
-    submission.write_waiting(run, job, submission.imagined(SlurmOptions(nodes=2, gres="npu:8")))
-    submission.write_submission(run, submission.Submission(7, 0.0))
+    imagined = slurm.imagined(SlurmOptions(nodes=2, gres="npu:8"))
+    queues.write_waiting(run, job, imagined, "submitted to Slurm")
+    slurm.write(run, Submission(7, 0.0))
     return run
 
 
 def stands(run: RunDir, state: str, reason: str = "None", start: str = "N/A") -> RunState:
     """Return the state of a run after Slurm has said, twice, how its job stands."""
-    queue = {7: slurm.QueueEntry(state, reason, "", start)}
+    queue = {7: Entry(state, reason, "", start)}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(submission, "SETTLE", 0.0)
-        patched.setattr(slurm, "queue", lambda: queue)
-        submission.refresh(run, queue)
+        patched.setattr(queues, "SETTLE", 0.0)
+        patched.setattr(programs, "queue", lambda: queue)
+        slurm.refresh([run])
     found = read_state(run)
     assert found is not None
     return found
@@ -86,7 +91,7 @@ def test_a_run_that_ended_by_itself_keeps_its_end(waiting: RunDir) -> None:
 
 
 def test_a_batch_file_that_fails_says_why(waiting: RunDir) -> None:
-    log = submission.log_file(waiting)
+    log = slurm.log(waiting)
     log.write_text("one\nline 14: module: command not found\x1b[0m\n\n")
     verdict = stands(waiting, "FAILED").verdict
     assert f"failed: line 14: module: command not found\\x1b[0m (see {log})" in verdict
@@ -107,9 +112,9 @@ def test_a_run_whose_job_has_ended_is_submitted_again(
 ) -> None:
     (waiting.root / "batch.sh").write_text("#!/bin/bash\n")
     texts: list[str] = []
-    monkeypatch.setattr(slurm, "queue", lambda: {7: slurm.QueueEntry("RUNNING")})
-    monkeypatch.setattr(slurm, "refuse_impossible", texts.append)
-    monkeypatch.setattr(slurm, "submit", lambda text: texts.append(text) or 8)
+    monkeypatch.setattr(programs, "queue", lambda: {7: Entry("RUNNING")})
+    monkeypatch.setattr(programs, "refuse_impossible", texts.append)
+    monkeypatch.setattr(programs, "submit", lambda text: texts.append(text) or 8)
     monkeypatch.chdir(waiting.root.parent.parent)
     code, _, err = command_line("resume", waiting.run_id)
     assert code == UsageError.exit_code and "has not ended" in err and not texts
@@ -117,7 +122,7 @@ def test_a_run_whose_job_has_ended_is_submitted_again(
     code, out, err = command_line("resume", waiting.run_id)
     assert code == 0 and out.strip() == waiting.run_id and "Slurm job 8" in err, err
     assert texts == ["#!/bin/bash\n"] * 2 and waiting.phase() is Phase.PENDING
-    found = submission.read_submission(waiting)
+    found = slurm.read(waiting)
     assert found is not None and (found.job, found.ended) == (8, "")
 
 
@@ -129,10 +134,10 @@ def test_a_job_that_waits_again_makes_its_run_wait_again(waiting: RunDir) -> Non
 def test_a_job_on_its_way_back_into_the_queue_has_not_ended(
     waiting: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    later = {7: slurm.QueueEntry("PENDING", "BeginTime")}
-    monkeypatch.setattr(submission, "SETTLE", 0.0)
-    monkeypatch.setattr(slurm, "queue", lambda: later)
-    submission.refresh(waiting, {7: slurm.QueueEntry("FAILED")})
+    answers = iter([{7: Entry("FAILED")}, {7: Entry("PENDING", "BeginTime")}])
+    monkeypatch.setattr(queues, "SETTLE", 0.0)
+    monkeypatch.setattr(programs, "queue", lambda: next(answers))
+    slurm.refresh([waiting])
     assert waiting.phase() is Phase.PENDING
 
 
@@ -144,22 +149,25 @@ def test_a_run_that_runs_is_not_touched(waiting: RunDir) -> None:
 
 
 def test_without_slurm_s_programs_the_recorded_state_is_shown(
-    waiting: RunDir, monkeypatch: pytest.MonkeyPatch
+    waiting: RunDir, command_line: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*words: str, **more: object) -> str:
         raise UsageError(f"there is no `{words[0]}` here")
 
-    monkeypatch.setattr(slurm, "run", refused)
-    submission.refresh(waiting)
-    assert waiting.phase() is Phase.PENDING
+    monkeypatch.setattr(programs, "run", refused)
+    monkeypatch.chdir(waiting.root.parent.parent)
+    code, out, err = command_line("runs")
+    assert code == 0 and "pending" in out and "Slurm could not be queried: there is no `squeue` here" in err
+    code, out, _ = command_line("status", waiting.run_id)
+    assert code == 0 and "pending  submitted to Slurm" in out
 
 
 def test_the_queue_is_read_by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "7|PENDING|Resources||2026-01-01T10:00:00\n8|RUNNING|None|node[1-2]|N/A\n9_1|PENDING|x||\nodd\n"
-    monkeypatch.setattr(slurm, "run", lambda *words, **more: text)
-    assert slurm.queue()[7] == slurm.QueueEntry("PENDING", "Resources", "", "2026-01-01T10:00:00")
-    assert slurm.queue()[8].nodes == "node[1-2]"
-    assert set(slurm.queue()) == {7, 8}
+    monkeypatch.setattr(programs, "run", lambda *words, **more: text)
+    assert programs.queue()[7] == Entry("PENDING", "Resources", "", "2026-01-01T10:00:00")
+    assert programs.queue()[8].nodes == "node[1-2]"
+    assert set(programs.queue()) == {7, 8}
 
 
 @pytest.mark.parametrize(
@@ -197,8 +205,8 @@ def test_a_job_that_slurm_does_not_take_leaves_no_run(
     def refused(text: str) -> int:
         raise WorkFailed("sbatch: QOSMaxSubmitJobPerUserLimit")
 
-    monkeypatch.setattr(slurm, "refuse_impossible", lambda text: "")
-    monkeypatch.setattr(slurm, "submit", refused)
+    monkeypatch.setattr(programs, "refuse_impossible", lambda text: "")
+    monkeypatch.setattr(programs, "submit", refused)
     Path("job.yaml").write_text(COMMAND)
     assert command_line("submit", "slurm", "job.yaml")[0] == 4
     assert command_line("runs", "--json")[1].strip() == "[]"
@@ -210,8 +218,8 @@ def test_a_command_of_notify_is_checked_where_the_job_starts(
     def refused(text: str) -> int:
         raise WorkFailed("sbatch was called")
 
-    monkeypatch.setattr(slurm, "refuse_impossible", lambda text: "")
-    monkeypatch.setattr(slurm, "submit", refused)
+    monkeypatch.setattr(programs, "refuse_impossible", lambda text: "")
+    monkeypatch.setattr(programs, "submit", refused)
     Path("job.yaml").write_text(f"{COMMAND}notify: ./on-the-batch-node.sh\n")
     assert "sbatch was called" in command_line("submit", "slurm", "job.yaml")[2]
     Path("cluster.yaml").write_text("nodes: {node1: {host: 10.0.0.1, devices: 1}}\n")
@@ -222,7 +230,7 @@ def test_a_command_of_notify_is_checked_where_the_job_starts(
 def test_devices_that_the_job_does_not_ask_for_are_refused(
     command_line: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "refuse_impossible", lambda text: pytest.fail("Slurm was asked"))
+    monkeypatch.setattr(programs, "refuse_impossible", lambda text: pytest.fail("Slurm was asked"))
     Path("job.yaml").write_text(f"{COMMAND}devices: '[0,8)'\nslurm: {{gres: 'npu:4'}}\n")
     code, _, err = command_line("submit", "slurm", "job.yaml")
     assert code == 2 and "devices" in err
@@ -243,7 +251,7 @@ def test_a_machine_without_a_cluster_says_so(tmp_path: Path, monkeypatch: pytest
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(UsageError, match="no Slurm cluster answers here") as refused:
-        slurm.refuse_impossible("")
+        programs.refuse_impossible("")
     assert "login node" in refused.value.hint
 
 
@@ -256,7 +264,7 @@ def test_a_continued_job_of_slurm_reports_a_missing_command_of_notify_and_starts
     monkeypatch.setattr(stop, "stop_nodes", lambda *_, **__: None)
     monkeypatch.setattr(query, "query_nodes", lambda *_: RunState(Phase.FAILED, {}))
     monkeypatch.setattr(elsewhere, "resume_on", lambda *_: started.append("started"))
-    slurm_job._resume(waiting, record.cluster, cast(Connections, None), lambda *_: None)
+    queue_job._resume(waiting, record.cluster, cast(Connections, None), lambda *_: None)
     problem = "notify: ./nosuch.sh: no such file"
     assert started == ["started"] and problem in capsys.readouterr().err
     assert any(problem in str(event.facts.get("text")) for event in waiting.event_lines())

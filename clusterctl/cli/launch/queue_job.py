@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.launch.submit import require_submitted
 from clusterctl.errors import ClusterctlError, NodeError, NodesFailed, RunFailed, UsageError
 
 if TYPE_CHECKING:
+    from clusterctl.backends.queue import Queue
     from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.transport.fanout import Connections
@@ -26,7 +26,7 @@ MOST_STARTS = 100
 
 @dataclass
 class Signals:
-    """The signals of Slurm that this process received."""
+    """The signals of the batch system that this process received."""
 
     early: bool = False
 
@@ -52,10 +52,13 @@ def start(
     use_one_arena()
     # The state of the job is known: it has started.
     found = find_run(options.runs_folder(), run)
-    require_submitted(found)
+    if not found.batch_file.exists():
+        remedy = "clusterctl submit --help lists the batch systems"
+        raise UsageError(f"{found.run_id} was not submitted to a batch system", remedy)
     cluster = options.allocated_nodes()
     if cluster is None or not cluster.nodes[0].allocation:
-        raise UsageError("this is not an allocation of Slurm", "the batch file of the job calls this command")
+        problem = "this is not an allocation of a batch system"
+        raise UsageError(problem, "the batch file of the job calls this command")
     # Hold the lock from the beginning: otherwise a process that follows the run would become its controller.
     with _early_signal() as signals, found.hold(patience=10.0) as ours:
         if not ours:
@@ -72,7 +75,7 @@ def start(
                 _note_why(found, cluster)
                 raise
         except (RunFailed, NodeError, NodesFailed) as error:
-            # Slurm notices a dead node minutes later, and would count this end as that of the job.
+            # The batch system notices a dead node minutes later, and would count this end as that of the job.
             if not _lost_a_node(found, error) or not _requeue(found, cluster, "lost a node"):
                 raise
             screen.report_error(error)
@@ -205,38 +208,48 @@ def _lost_a_node(run: RunDir, error: ClusterctlError) -> bool:
 
 
 def _requeue(run: RunDir, cluster: Cluster, did: str) -> bool:
-    """Put the job back into the queue; return False if it must not be, or Slurm refuses."""
-    from clusterctl.environment import inherited
-    from clusterctl.jobs.parts.slurm import SlurmOptions
-    from clusterctl.platforms import slurm, submission
+    """Put the job back into the queue; return False if it must not be, or the batch system refuses."""
+    from clusterctl.backends.known import job_of
+    from clusterctl.backends.queue import write_pending
+    from clusterctl.environment import environment
 
-    job = cluster.nodes[0].allocation
-    wanted = run.read_record().job.slurm or SlurmOptions()
-    starts = inherited(("SLURM_RESTART_COUNT",)).get("SLURM_RESTART_COUNT", "")
-    if not wanted.requeue or int(starts or 0) >= MOST_STARTS:
+    queue, job = _queue_of(cluster), job_of(cluster.nodes[0])
+    wanted = queue.options(run.read_record().job)
+    if not wanted.requeue or queue.starts(environment()) >= MOST_STARTS:
         return False
     run.stop_asked.unlink(missing_ok=True)
-    run.add_event("note", text=f"{did}; Slurm job {job} waits for nodes again")
-    submission.write_pending(run, f"{did}; Slurm job {job} waits for nodes again")
-    screen.log(f"{did}; Slurm job {job} waits for nodes again")
+    text = f"{did}; {queue.title} job {job} waits for nodes again"
+    run.add_event("note", text=text)
+    write_pending(run, text)
+    screen.log(text)
     try:
-        slurm.requeue(job)
+        queue.requeue(job)
     except ClusterctlError as error:
-        _note_unstarted(run, cluster, f"Slurm does not take job {job} back: {error.message}")
+        _note_unstarted(run, cluster, f"{queue.title} does not take job {job} back: {error.message}")
         screen.report_error(error)
         return False
     return True
 
 
 def _note_why(run: RunDir, cluster: Cluster) -> None:
-    """Add to the state of a run that Slurm ended the reason for the end."""
-    from clusterctl.platforms import slurm, submission
+    """Add to the state of a run that the batch system ended the reason for the end."""
+    from clusterctl.backends.known import job_of
     from clusterctl.runs.state import read_state, write_state
 
-    job = cluster.nodes[0].allocation
+    queue, job = _queue_of(cluster), job_of(cluster.nodes[0])
     state = read_state(run)
-    why = submission.ENDS.get(slurm.end_of(job), "")
+    why = queue.ends.get(queue.end_of(job), "")
     if state is not None and why:
         write_state(run, replace(state, verdict=f"job {job}: {why}"))
         run.add_event("note", text=why)
         screen.log(why, "yellow")
+
+
+def _queue_of(cluster: Cluster) -> Queue:
+    """Return the batch system whose job holds these nodes."""
+    from clusterctl.backends.known import of_node
+    from clusterctl.backends.queue import Queue
+
+    queue = of_node(cluster.nodes[0])
+    assert isinstance(queue, Queue)
+    return queue

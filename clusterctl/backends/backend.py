@@ -1,0 +1,82 @@
+"""What starts the ranks of a run: this machine over SSH, or a program that manages the machines.
+
+A backend of the second kind has a folder here, a row in `known.py`, and its part of a job in `jobs/parts/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Cluster, Node
+    from clusterctl.jobs.job import Job
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.transport.fanout import Transport
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How `stop` ends a run without asking its nodes."""
+
+    would: str
+    """What it does, after "would"."""
+    end: Callable[[], tuple[str, dict[str, Any]]]
+    """Do it; return what happened, for people and for JSON."""
+
+
+class Backend:
+    """How the runs of one kind are followed and ended. This class itself: from this machine over SSH."""
+
+    name = "ssh"
+    title = "SSH"
+    way = "ssh"
+    """The program that reaches the nodes of an allocation."""
+    record = ""
+    """The file in the folder of each of its runs."""
+    reaches_nodes = True
+    """Whether this machine can connect to the nodes of a run."""
+    keeps_nodes = True
+    """Whether the nodes of an ended run are still those of this user."""
+    resubmits = False
+    """Whether a run continues as a new job, whose nodes are chosen anew."""
+
+    def owns(self, run: RunDir) -> bool:
+        """Return whether it starts the ranks of a run."""
+        return (run.root / self.record).exists()
+
+    def refresh(self, runs: Sequence[RunDir]) -> None:
+        """Update the recorded states of its runs; raise a ClusterctlError if it does not answer."""
+
+    def ending(self, run: RunDir) -> Ending | None:
+        """Return how a run is ended; None: by stopping its processes on the nodes."""
+
+    def fetch_logs(self, run: RunDir) -> None:
+        """Copy the logs of a run whose nodes are not reached from here."""
+
+    def submit_again(self, run: RunDir, job: Job) -> int:
+        """Submit a run whose job has ended once more; return the number of the new job."""
+        raise NotImplementedError
+
+    def allocated(self, variables: Mapping[str, str], kind: str) -> Cluster:
+        """Return the nodes of the job that these variables describe, without asking anyone."""
+        raise NotImplementedError
+
+    def described(self, cluster: Cluster) -> Cluster:
+        """Return the nodes of an allocation with the addresses and devices that the backend reports."""
+        return cluster
+
+    def transport(self, nodes: Sequence[Node]) -> Transport | None:
+        """Return how the nodes of an allocation are reached; None: over SSH."""
+
+    def begin(self, transport: Transport) -> None:
+        """Start the agents of its nodes now, so that they start before the first connection is requested."""
+
+    def terminal(self, node: Node, command: str) -> list[str]:
+        """Return the program that runs a command, or a shell, on a node of an allocation; empty: ssh."""
+        return []
+
+    def ask_for(self, kind: str) -> str:
+        """Return the key of a job that asks for devices of this kind."""
+        return ""

@@ -1,0 +1,1 @@
+"""Slurm: sbatch submits, srun reaches the nodes of an allocation."""

@@ -1,0 +1,139 @@
+"""Slurm's words for the states of a job, its batch file, and its nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from clusterctl.backends.known import job_of
+from clusterctl.backends.queue import Entry, Queue, imagined_nodes
+from clusterctl.backends.slurm import allocation, links, programs
+from clusterctl.environment import environment
+from clusterctl.jobs.parts.slurm import SlurmOptions
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Cluster, Node
+    from clusterctl.jobs.job import Job
+    from clusterctl.transport.fanout import Transport
+
+# Slurm's name for the signal that makes a run save and wait for nodes again.
+EARLY_SIGNAL = "USR1"
+ENDS = {
+    "TIMEOUT": "Slurm ended the job at its time limit",
+    "DEADLINE": "Slurm ended the job at its deadline",
+    "PREEMPTED": "Slurm preempted the job for another one",
+    "NODE_FAIL": "a node of the Slurm job failed",
+    "BOOT_FAIL": "a node of the Slurm job did not boot",
+    "CANCELLED": "the Slurm job was cancelled",
+    "OUT_OF_MEMORY": "Slurm killed the job because its memory ran out",
+    "FAILED": "the batch file of the Slurm job failed",
+}
+# What slurmstepd writes to the log when Slurm ends a job, and what `submit start` does before it requeues one.
+STEPD = {
+    "PREEMPTION": ENDS["PREEMPTED"],
+    "TIME LIMIT": ENDS["TIMEOUT"],
+    "NODE FAILURE": ENDS["NODE_FAIL"],
+}
+PUT_BACK = re.compile(
+    rf"CANCELLED AT \S+ DUE TO (?P<stepd>{'|'.join(STEPD)})|^(?P<ours>[a-z ]+); Slurm job \d+ waits",
+    re.MULTILINE,
+)
+
+
+class Slurm(Queue):
+    """Runs that a Slurm job starts."""
+
+    name = "slurm"
+    title = "Slurm"
+    way = "srun"
+    record = "slurm.json"
+    waiting = (
+        "PENDING",
+        "CONFIGURING",
+        "REQUEUED",
+        "REQUEUE_HOLD",
+        "REQUEUE_FED",
+        "SPECIAL_EXIT",
+        "RESV_DEL_HOLD",
+    )
+    active = ("RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "STOPPED", "RESIZING")
+    ends = ENDS
+    choose_nodes = "slurm: {nodes: 4}, or exclude"
+    cancelled = "CANCELLED"
+    failed = "FAILED"
+
+    def options(self, job: Job) -> SlurmOptions:
+        return job.slurm or SlurmOptions()
+
+    def imagined(self, options: SlurmOptions) -> Cluster:
+        name, _, rest = options.gres.partition(":")
+        count = rest.rpartition(":")[2]
+        kind = allocation.KINDS.get(name.lower(), "cpu")
+        return imagined_nodes(self.name, options.nodes, kind, int(count) if count.isdecimal() else 1)
+
+    def header(self, name: str, options: SlurmOptions, log: str) -> list[str]:
+        """Return the options of sbatch; one agent runs on each node and starts the ranks itself."""
+        asked = [f"--job-name={name}", f"--nodes={options.nodes}", "--ntasks-per-node=1"]
+        if options.cpus:
+            asked.append(f"--cpus-per-task={options.cpus}")
+        for key in ("partition", "account", "qos", "gres", "constraint", "reservation", "exclude", "time"):
+            if value := getattr(options, key):
+                asked.append(f"--{key}={value}")
+        asked += [f"--output={log}", "--open-mode=append"]
+        asked.append("--requeue" if options.requeue else "--no-requeue")
+        if options.signal:
+            # B: without it, only the steps get the signal, not the program of this file.
+            asked.append(f"--signal=B:{EARLY_SIGNAL}@{options.signal}")
+        return [f"#SBATCH {line}" for line in (*asked, *options.extra)]
+
+    def test(self, batch_file: str) -> str:
+        return programs.refuse_impossible(batch_file)
+
+    def submit(self, batch_file: str) -> int:
+        return programs.submit(batch_file)
+
+    def entries(self) -> Mapping[int, Entry]:
+        return programs.queue()
+
+    def ended(self, job: int) -> Entry:
+        return programs.ended_job(job)
+
+    def cancel(self, job: int) -> None:
+        programs.cancel(job)
+
+    def requeue(self, job: str) -> None:
+        programs.requeue(job)
+
+    def end_of(self, job: str) -> str:
+        return programs.end_of(job)
+
+    def starts(self, variables: Mapping[str, str]) -> int:
+        return int(variables.get("SLURM_RESTART_COUNT") or 0)
+
+    def put_back(self, text: str) -> str:
+        found = list(PUT_BACK.finditer(text))
+        return (found[-1]["ours"] or STEPD[found[-1]["stepd"]]) if found else ""
+
+    def allocated(self, variables: Mapping[str, str], kind: str) -> Cluster:
+        return allocation.named(variables, kind)
+
+    def described(self, cluster: Cluster) -> Cluster:
+        return allocation.described(cluster)
+
+    def transport(self, nodes: Sequence[Node]) -> Transport:
+        return links.SrunTransport(nodes)
+
+    def begin(self, transport: Transport) -> None:
+        assert isinstance(transport, links.SrunTransport)
+        transport.begin()
+
+    def terminal(self, node: Node, command: str) -> list[str]:
+        shell = ["--pty", environment().get("SHELL", "/bin/sh"), "-l"]
+        return links.step_argv(job_of(node), [node.host], *(["/bin/sh", "-c", command] if command else shell))
+
+    def ask_for(self, kind: str) -> str:
+        return f"gres: {'gpu' if kind == 'cuda' else kind}:N"
+
+
+BACKEND = Slurm()
