@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
@@ -22,8 +22,8 @@ class Ending:
 
     would: str
     """What it does, after "would"."""
-    end: Callable[[], tuple[str, dict[str, Any]]]
-    """Do it; return what happened, for people and for JSON."""
+    end: Callable[[], tuple[str, list[str] | None]]
+    """Do it; return what happened, and the names of deleted objects where there are such."""
 
 
 class Backend:

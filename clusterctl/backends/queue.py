@@ -78,6 +78,10 @@ class Queue(Backend):
         """Return the part of a job that says what to ask for."""
 
     @abstractmethod
+    def with_options(self, job: Job, options: Any) -> Job:
+        """Return the job with another part."""
+
+    @abstractmethod
     def imagined(self, options: Any) -> Cluster:
         """Return nodes like those that a job asks for, to check it before it has any."""
 
@@ -233,10 +237,10 @@ class Queue(Backend):
             raise UsageError(f"{run.run_id} is being submitted", "try again in a second")
         job = waiting.job
 
-        def end() -> tuple[str, dict[str, Any]]:
+        def end() -> tuple[str, None]:
             self.cancel(job)
             self._note_end(run, replace(waiting, ended=self.cancelled), RunState(Phase.PENDING, {}))
-            return f"{self.title} job {job} was cancelled before it started", {}
+            return f"{self.title} job {job} was cancelled before it started", None
 
         return Ending(f"cancel {self.title} job {job}, which has not started", end)
 

@@ -11,15 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from clusterctl.platforms.rank_table import why_incomplete
+
 from clusterctl.agent import setups
 from clusterctl.agent.records import read_json
+from clusterctl.backends.queue import Submission
+from clusterctl.backends.slurm.backend import BACKEND as slurm
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.jobs.sweep import FILE as SWEEP
 from clusterctl.jobs.sweep import SweepRecord, SweepRequest, Variant, read_sweep
-from clusterctl.platforms.rank_table import why_incomplete
-from clusterctl.backends.queue import Submission
-from clusterctl.backends.slurm.backend import BACKEND as slurm
 from clusterctl.provision.bundle import LIST, Bundle
 from clusterctl.provision.present import seen_in
 from clusterctl.storage.client import AnswerLines, FileList, StoredFile, read_list

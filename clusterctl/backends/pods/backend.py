@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.backends.backend import Backend, Ending
 from clusterctl.backends.pods import pod_runs
@@ -30,9 +30,9 @@ class Pods(Backend):
         if submitted is None:
             raise UsageError(f"{run.run_id}: its {self.record} cannot be read", "kubectl delete job NAME")
 
-        def end() -> tuple[str, dict[str, Any]]:
+        def end() -> tuple[str, list[str]]:
             deleted = pod_runs.delete(run)
-            return f"deleted {', '.join(deleted) or 'nothing'}", {"deleted": deleted}
+            return f"deleted {', '.join(deleted) or 'nothing'}", deleted
 
         return Ending(f"delete {submitted.describe()}", end)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clusterctl.backends.known import job_of
@@ -66,6 +67,9 @@ class Slurm(Queue):
     def options(self, job: Job) -> SlurmOptions:
         return job.slurm or SlurmOptions()
 
+    def with_options(self, job: Job, options: SlurmOptions) -> Job:
+        return replace(job, slurm=options)
+
     def imagined(self, options: SlurmOptions) -> Cluster:
         name, _, rest = options.gres.partition(":")
         count = rest.rpartition(":")[2]
@@ -74,18 +78,18 @@ class Slurm(Queue):
 
     def header(self, name: str, options: SlurmOptions, log: str) -> list[str]:
         """Return the options of sbatch; one agent runs on each node and starts the ranks itself."""
-        asked = [f"--job-name={name}", f"--nodes={options.nodes}", "--ntasks-per-node=1"]
+        lines = [f"--job-name={name}", f"--nodes={options.nodes}", "--ntasks-per-node=1"]
         if options.cpus:
-            asked.append(f"--cpus-per-task={options.cpus}")
+            lines.append(f"--cpus-per-task={options.cpus}")
         for key in ("partition", "account", "qos", "gres", "constraint", "reservation", "exclude", "time"):
             if value := getattr(options, key):
-                asked.append(f"--{key}={value}")
-        asked += [f"--output={log}", "--open-mode=append"]
-        asked.append("--requeue" if options.requeue else "--no-requeue")
+                lines.append(f"--{key}={value}")
+        lines += [f"--output={log}", "--open-mode=append"]
+        lines.append("--requeue" if options.requeue else "--no-requeue")
         if options.signal:
             # B: without it, only the steps get the signal, not the program of this file.
-            asked.append(f"--signal=B:{EARLY_SIGNAL}@{options.signal}")
-        return [f"#SBATCH {line}" for line in (*asked, *options.extra)]
+            lines.append(f"--signal=B:{EARLY_SIGNAL}@{options.signal}")
+        return [f"#SBATCH {line}" for line in (*lines, *options.extra)]
 
     def test(self, batch_file: str) -> str:
         return programs.refuse_impossible(batch_file)

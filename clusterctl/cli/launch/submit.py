@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -121,8 +121,7 @@ def _with_times(queue: Queue, job: Job) -> Job:
     given = job.document.value.get(queue.name) if job.document else None
     if isinstance(given, dict) and "signal" in given:
         return job
-    part: dict[str, Any] = {queue.name: replace(wanted, signal=max(wanted.signal, int(job.grace) + GRAIN))}
-    return replace(job, **part)
+    return queue.with_options(job, replace(wanted, signal=max(wanted.signal, int(job.grace) + GRAIN)))
 
 
 def _faults(queue: Queue, job: Job) -> list[Fault]:

@@ -293,8 +293,9 @@ def _ended_by_backend(run: RunDir, *, dry_run: bool, as_json: bool) -> bool:
     if dry_run:
         screen.write(f"would {ending.would}\n")
         return True
-    text, facts = ending.end()
+    text, deleted = ending.end()
     if as_json:
+        facts = {} if deleted is None else {"deleted": deleted}
         screen.show_json({"run": run.run_id, "left": {}, "phase": str(run.phase()), **facts})
     else:
         screen.log(f"{run.run_id} is {run.phase()}; {text}")

@@ -44,7 +44,7 @@ class QueueOptions(Checked):
     requeue: bool = setting(True)
     """Save and wait for nodes again before the time limit or on preemption."""
     signal: int = setting(120, least=0)
-    """Seconds before the time limit at which the run saves."""
+    """Seconds before the time limit at which the run saves. The batch system may be up to a minute early."""
     extra: tuple[str, ...] = lines()
     """More options of the batch file, one per line."""
     setup: tuple[str, ...] = lines()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from clusterctl.jobs.parts.queue import QueueOptions, extra_problems, word
+from clusterctl.jobs.parts.queue import QueueOptions, extra_problems, lines, word
 from clusterctl.wire.fields import Problem, setting
 
 # One kind of devices: NAME, NAME:COUNT or NAME:TYPE:COUNT, and others after a comma.
@@ -65,6 +65,8 @@ class SlurmOptions(QueueOptions):
     """Nodes to leave out: node[3-4]."""
     cpus: int | None = setting(None, least=1)
     """Processor cores of each node. Default: the cluster's."""
+    extra: tuple[str, ...] = lines()
+    """More options of sbatch: --mem=0, --exclusive."""
 
     def problems(self) -> Iterator[Problem]:
         if fault := _gres_fault(self.gres):

@@ -70,7 +70,7 @@ def test_nodes_are_reached_by_srun_at_the_addresses_that_slurm_knows(monkeypatch
     monkeypatch.setattr(programs, "is_installed", lambda: True)
     variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]"}
     first, second = allocation.described(allocation.named(variables, "cpu")).nodes
-    assert (first.host, first.address, first.allocation) == ("node1", "10.0.0.1", "7")
+    assert (first.host, first.address, first.allocation) == ("node1", "10.0.0.1", "slurm:7")
     assert second.address == "10.0.0.2"
     assert first.workdir != second.workdir
 
