@@ -15,6 +15,8 @@ from clusterctl.wire.fields import Reader, keys_of, misfit, rule_of, setting
 
 PROJECT_FILE = "clusterctl.yaml"
 PREFIX = "CLUSTERCTL_"
+# The folder of a sandbox if the user names none.
+SANDBOX = Path(".clusterctl-sandbox")
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 # A month; a longer time is probably a wrong unit.
 MAX_PERSIST = 30 * 86400.0

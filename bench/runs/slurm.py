@@ -23,13 +23,14 @@ SRUN = ["srun", "--overlap", f"-N{NODES}", "--ntasks-per-node=1", "hostname"]
 # Opens the agents of all nodes: by one step, or by one for each.
 OPEN = """
 import sys, time
-from clusterctl.backends.slurm.allocation import cluster_of, VARIABLES
-from clusterctl.environment import inherited
+from clusterctl.backends.slurm.allocation import described, named
+from clusterctl.backends.slurm.links import Srun
+from clusterctl.backends.steps import StepTransport
+from clusterctl.environment import environment
 from clusterctl.transport.fanout import Connections
-from clusterctl.backends.slurm.links import SrunTransport
-nodes = cluster_of(inherited(VARIABLES), "cpu").nodes
+nodes = described(named(environment(), "cpu")).nodes
 began = time.perf_counter()
-with Connections(SrunTransport(nodes if sys.argv[1] == "one" else ())) as connections:
+with Connections(StepTransport(Srun(), nodes if sys.argv[1] == "one" else ())) as connections:
     assert all(outcome.ok for outcome in connections.on_each(nodes, lambda node, link: link.hello()))
     print(time.perf_counter() - began)
 """

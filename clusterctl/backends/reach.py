@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from clusterctl.backends.known import SSH, of_node
+from clusterctl.backends.backend import SSH, of_node
 from clusterctl.transport.local import LocalTransport
 
 if TYPE_CHECKING:

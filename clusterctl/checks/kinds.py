@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from clusterctl.backends.known import of_node
+from clusterctl.backends.backend import of_node
 from clusterctl.checks.answers import Commands
 from clusterctl.checks.query import Question, tool_paths
 from clusterctl.errors import UsageError

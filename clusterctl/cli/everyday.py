@@ -75,7 +75,7 @@ def ssh(
 
 def ssh_argv(cluster: Cluster, node: Node, command: list[str]) -> list[str]:
     """Return the program that opens a terminal, or runs a command, on a node: OpenSSH's, or that of its allocation."""
-    from clusterctl.backends.known import of_node
+    from clusterctl.backends.backend import of_node
 
     if node.host == "local":
         return ["sh", "-c", " ".join(command)] if command else [environment().get("SHELL", "/bin/sh")]

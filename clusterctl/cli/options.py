@@ -13,10 +13,10 @@ import typer
 from clusterctl.cli import kind_option, screen, ssh_option
 from clusterctl.environment import environment
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.settings import Settings, duration, load_settings
+from clusterctl.settings import SANDBOX, Settings, duration, load_settings
 
 if TYPE_CHECKING:
-    from clusterctl.backends.pods.detect import Place
+    from clusterctl.backends.detect import Place
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.transport.fanout import Connections, Transport
@@ -243,9 +243,8 @@ def with_devices(cluster: Cluster, *, remote: bool = True, accept_new: bool = Fa
 
 def _no_inventory() -> UsageError:
     """Return the error for a command line without an inventory; a sandbox of this folder is offered."""
-    from clusterctl.sandbox.layout import HERE
 
-    default, sandbox = load_settings().cluster, HERE / Settings.cluster
+    default, sandbox = load_settings().cluster, SANDBOX / Settings.cluster
     if default != Settings.cluster:
         remedy = (
             "check $CLUSTERCTL_CLUSTER, and `cluster` in clusterctl.yaml and ~/.config/clusterctl/config.yaml"
@@ -275,28 +274,28 @@ def require_kind(kind: str) -> None:
 
 def allocated_nodes() -> Cluster | None:
     """Return the names of the nodes of the job around this process; None outside of every batch system."""
-    from clusterctl.backends import known
+    from clusterctl.backends import backend as backends
 
     variables = environment()
-    backend = known.around(variables)
+    backend = backends.around(variables)
     return backend.allocated(variables, default_kind()) if backend else None
 
 
 def described(cluster: Cluster) -> Cluster:
     """Return the nodes of an allocation with the addresses and devices that the batch system reports."""
-    from clusterctl.backends import known
+    from clusterctl.backends import backend as backends
 
-    found = known.of_node(cluster.nodes[0]).described(cluster)
+    found = backends.of_node(cluster.nodes[0]).described(cluster)
     return _with_kind(found, default_kind(), load_settings().kind)
 
 
 def place_here() -> Place | None:
     """Return the place of this process if its platform is the default inventory: in a pod, without a cluster.yaml."""
-    from clusterctl.backends.pods.detect import detect, surroundings
-
     settings = load_settings()
     if settings.cluster != Settings.cluster or Path(settings.cluster).exists():
         return None
+    from clusterctl.backends.detect import detect, surroundings
+
     place = detect(surroundings())
     return place if place is not None and not place.platform.reaches_others else None
 
@@ -327,9 +326,9 @@ def _of_kind(node: Node, kind: str) -> Node:
 
 def has_inventory() -> bool:
     """Return whether there is a default inventory: the settings' file, an allocation, or a pod's platform."""
-    from clusterctl.backends import known
+    from clusterctl.backends import backend as backends
 
-    in_job = known.around(environment()) is not None
+    in_job = backends.around(environment()) is not None
     return Path(load_settings().cluster).exists() or in_job or place_here() is not None
 
 
@@ -397,13 +396,13 @@ def runs_folder() -> Path:
 
 def run_named(name: str) -> RunDir:
     """Return the run that a command line names."""
-    from clusterctl.backends import known
+    from clusterctl.backends import backend as backends
     from clusterctl.jobs.run_folder import find_run
 
     run = find_run(runs_folder(), name)
     # Without an answer the recorded state is shown.
     with suppress(ClusterctlError):
-        known.of_run(run).refresh([run])
+        backends.of_run(run).refresh([run])
     return run
 
 
@@ -442,10 +441,10 @@ def refuse_pending(run: RunDir) -> None:
 @contextmanager
 def connected_to(run: RunDir) -> Iterator[Connections]:
     """Open connections to the nodes of a run, as recorded when it started."""
-    from clusterctl.backends import known
+    from clusterctl.backends import backend as backends
 
     refuse_pending(run)
-    if not known.of_run(run).reaches_nodes:
+    if not backends.of_run(run).reaches_nodes:
         hint = "status, logs and stop work from here; kubectl exec opens a shell in a pod"
         raise UsageError(f"{run.run_id} runs in pods, which cannot be logged in to", hint)
     with connected(run.read_record().cluster) as connections:

@@ -14,8 +14,6 @@ from clusterctl.wire.typed_json import BadValue, decode, parse
 
 # The version of state.json.
 VERSION = 1
-# The folder of a sandbox if the user names none.
-HERE = Path(".clusterctl-sandbox")
 MODES = ("namespaces", "loopback", "embedded")
 # In mode namespaces this many take 66 s and 3.4 GB of memory on two cores.
 MAX_NODES = 1000

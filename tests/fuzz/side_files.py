@@ -11,10 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl.platforms.rank_table import why_incomplete
-
 from clusterctl.agent import setups
 from clusterctl.agent.records import read_json
+from clusterctl.backends.pods.rank_table import why_incomplete
 from clusterctl.backends.queue import Submission
 from clusterctl.backends.slurm.backend import BACKEND as slurm
 from clusterctl.errors import ClusterctlError

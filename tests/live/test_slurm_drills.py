@@ -142,14 +142,15 @@ def test_a_run_continues_on_other_nodes_after_a_node_was_killed(login: Login) ->
 # Opens the agents of all nodes. Only srun is on the path, so that the port is outside the range of the cluster.
 OPEN = """
 import os, sys
-from clusterctl.environment import inherited
-from clusterctl.backends.slurm.allocation import VARIABLES, cluster_of
+from clusterctl.backends.slurm.allocation import described, named
+from clusterctl.environment import environment
 from clusterctl.transport.fanout import Connections
-from clusterctl.backends.slurm.links import SrunTransport
-nodes = cluster_of(inherited(VARIABLES), "cpu").nodes
+from clusterctl.backends.slurm.links import Srun
+from clusterctl.backends.steps import StepTransport
+nodes = described(named(environment(), "cpu")).nodes
 os.environ["PATH"] = sys.argv[1]
 for together in (nodes, ()):
-    transport = SrunTransport(together)
+    transport = StepTransport(Srun(), together)
     with Connections(transport) as connections:
         assert all(outcome.ok for outcome in connections.on_each(nodes, lambda node, link: link.hello()))
     print(*sorted(transport._by_streams))

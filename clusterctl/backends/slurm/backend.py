@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clusterctl.backends.known import job_of
+from clusterctl.backends.backend import job_of
 from clusterctl.backends.queue import Entry, Queue, imagined_nodes
-from clusterctl.backends.slurm import allocation, links, programs
+from clusterctl.backends.slurm import allocation, programs
+from clusterctl.backends.slurm.links import Srun
+from clusterctl.backends.steps import StepTransport
 from clusterctl.environment import environment
 from clusterctl.jobs.parts.slurm import SlurmOptions
 
@@ -126,15 +128,15 @@ class Slurm(Queue):
         return allocation.described(cluster)
 
     def transport(self, nodes: Sequence[Node]) -> Transport:
-        return links.SrunTransport(nodes)
+        return StepTransport(Srun(), nodes)
 
     def begin(self, transport: Transport) -> None:
-        assert isinstance(transport, links.SrunTransport)
+        assert isinstance(transport, StepTransport)
         transport.begin()
 
     def terminal(self, node: Node, command: str) -> list[str]:
         shell = ["--pty", environment().get("SHELL", "/bin/sh"), "-l"]
-        return links.step_argv(job_of(node), [node.host], *(["/bin/sh", "-c", command] if command else shell))
+        return Srun().argv(job_of(node), [node.host], *(["/bin/sh", "-c", command] if command else shell))
 
     def ask_for(self, kind: str) -> str:
         return f"gres: {'gpu' if kind == 'cuda' else kind}:N"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli.options import DryRun, Json
-from clusterctl.sandbox.layout import HERE
+from clusterctl.settings import SANDBOX
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def up(
             "their own network and processes; needs root. auto: loopback if sshd is installed, else embedded.",
         ),
     ] = "auto",
-    directory: Directory = HERE,
+    directory: Directory = SANDBOX,
     python: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Python of the nodes. Default: the current one."),
@@ -77,7 +77,7 @@ def up(
         raise
 
 
-def status(directory: Directory = HERE, *, as_json: Json = False) -> None:
+def status(directory: Directory = SANDBOX, *, as_json: Json = False) -> None:
     """Show the state of each node; exit with 1 unless all are up."""
     from clusterctl.cli import screen
     from clusterctl.sandbox import cluster
@@ -91,7 +91,7 @@ def status(directory: Directory = HERE, *, as_json: Json = False) -> None:
     raise typer.Exit(0 if all(node.state == "up" for node in states) else 1)
 
 
-def down(directory: Directory = HERE, *, dry_run: DryRun = False, as_json: Json = False) -> None:
+def down(directory: Directory = SANDBOX, *, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Stop all nodes with all their processes, and delete the folder. Running it again is harmless."""
     from clusterctl.cli import screen
     from clusterctl.sandbox import cluster
@@ -115,7 +115,7 @@ def down(directory: Directory = HERE, *, dry_run: DryRun = False, as_json: Json 
         screen.log(f"no sandbox in {folder}: nothing to do")
 
 
-def kill(name: NodeName, directory: Directory = HERE, *, dry_run: DryRun = False) -> None:
+def kill(name: NodeName, directory: Directory = SANDBOX, *, dry_run: DryRun = False) -> None:
     """Kill a node with all its processes. In mode namespaces this is like a power loss: no connection is closed."""
     from clusterctl.cli import screen
     from clusterctl.sandbox import cluster
@@ -130,12 +130,12 @@ def kill(name: NodeName, directory: Directory = HERE, *, dry_run: DryRun = False
     screen.log(f"{name} is down: ended {processes}" if ended else f"{name} is down already")
 
 
-def cut(name: NodeName, directory: Directory = HERE, *, dry_run: DryRun = False) -> None:
+def cut(name: NodeName, directory: Directory = SANDBOX, *, dry_run: DryRun = False) -> None:
     """Cut the network link of a node; its processes continue (mode namespaces)."""
     _link(directory, name, "cut", dry_run=dry_run)
 
 
-def heal(name: NodeName, directory: Directory = HERE, *, dry_run: DryRun = False) -> None:
+def heal(name: NodeName, directory: Directory = SANDBOX, *, dry_run: DryRun = False) -> None:
     """Restore a network link that was cut (mode namespaces)."""
     _link(directory, name, "heal", dry_run=dry_run)
 
@@ -177,7 +177,7 @@ def _log_next_commands(made: Sandbox) -> None:
 
     file = made.cluster_file
     with_file = shlex.quote(str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file))
-    option = "" if made.directory == (Path.cwd() / HERE) else f" --dir {shlex.quote(str(made.directory))}"
+    option = "" if made.directory == (Path.cwd() / SANDBOX) else f" --dir {shlex.quote(str(made.directory))}"
     login = f"{shlex.quote(str(made.directory / 'login'))} clusterctl submit slurm job.yaml"
     screen.log(f"mode {made.mode}; next:")
     for line in (

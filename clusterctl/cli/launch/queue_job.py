@@ -209,7 +209,7 @@ def _lost_a_node(run: RunDir, error: ClusterctlError) -> bool:
 
 def _requeue(run: RunDir, cluster: Cluster, did: str) -> bool:
     """Put the job back into the queue; return False if it must not be, or the batch system refuses."""
-    from clusterctl.backends.known import job_of
+    from clusterctl.backends.backend import job_of
     from clusterctl.backends.queue import write_pending
     from clusterctl.environment import environment
 
@@ -233,7 +233,7 @@ def _requeue(run: RunDir, cluster: Cluster, did: str) -> bool:
 
 def _note_why(run: RunDir, cluster: Cluster) -> None:
     """Add to the state of a run that the batch system ended the reason for the end."""
-    from clusterctl.backends.known import job_of
+    from clusterctl.backends.backend import job_of
     from clusterctl.runs.state import read_state, write_state
 
     queue, job = _queue_of(cluster), job_of(cluster.nodes[0])
@@ -247,7 +247,7 @@ def _note_why(run: RunDir, cluster: Cluster) -> None:
 
 def _queue_of(cluster: Cluster) -> Queue:
     """Return the batch system whose job holds these nodes."""
-    from clusterctl.backends.known import of_node
+    from clusterctl.backends.backend import of_node
     from clusterctl.backends.queue import Queue
 
     queue = of_node(cluster.nodes[0])

@@ -40,7 +40,7 @@ def resume_run(
 
     A finished training is left as it is, unless `overrides` raise its steps.
     """
-    from clusterctl.backends.known import of_run
+    from clusterctl.backends.backend import of_run
     from clusterctl.cli.launch.background import deliver_signals, start_in_background
 
     found = options.run_named(run)

@@ -65,14 +65,14 @@ def _submit(
     as_json: bool,
 ) -> None:
     """Submit a job to a batch system; or print what would be submitted, or ask whether it could start."""
-    from clusterctl.backends import known
+    from clusterctl.backends import backend as backends
     from clusterctl.backends.queue import Queue, Submission, write_waiting
     from clusterctl.jobs import job as jobs
     from clusterctl.jobs import job_check
     from clusterctl.jobs.parts.grace import with_grace
     from clusterctl.jobs.run_folder import new_run
 
-    queue = known.named(name)
+    queue = backends.named(name)
     assert isinstance(queue, Queue)
     loaded = jobs.load(file, overrides or (), partial(_faults, queue))
     if faults := _faults(queue, loaded):

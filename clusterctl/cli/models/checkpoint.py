@@ -30,14 +30,14 @@ Step = Annotated[
 @contextmanager
 def found_at(where: str) -> Iterator[CheckpointList]:
     """Yield the checkpoints of a run, with connections to its nodes open, or those of a folder."""
-    from clusterctl.backends import known
+    from clusterctl.backends import backend as backends
     from clusterctl.checkpoints import find
 
     if find.is_folder(where):
         yield find.of_folder(Path(where))
         return
     run = options.run_with_results(where, trains=True)
-    if not known.of_run(run).reaches_nodes:
+    if not backends.of_run(run).reaches_nodes:
         yield in_store(run)
         return
     with options.connected_to(run) as connections:

@@ -138,7 +138,7 @@ def tail(
     ] = False,
 ) -> None:
     """Show the last lines of the logs of a run; -f keeps following."""
-    from clusterctl.backends import known
+    from clusterctl.backends import backend as backends
 
     found = options.run_named(chosen.run)
     wanted, span, printer = chosen.filter(found), chosen.span(), chosen.printer()
@@ -146,7 +146,7 @@ def tail(
         raise UsageError("--until contradicts --follow", "leave out one of them")
     while follow and found.phase() is Phase.PENDING:
         _await_nodes(found)
-    if not known.of_run(found).reaches_nodes:
+    if not backends.of_run(found).reaches_nodes:
         _tail_fetched(found, wanted, lines, span, printer, follow=follow)
         return
     if follow and not found.phase().is_final:
@@ -277,12 +277,12 @@ def bring_home(run: RunDir) -> None:
 
     If they cannot be written here, say so: what was copied before is shown.
     """
-    from clusterctl.backends import known
+    from clusterctl.backends import backend as backends
     from clusterctl.runs.watching.watch import NotCopied
 
     if run.phase().is_final or run.phase() is Phase.PENDING:
         return
-    if not (backend := known.of_run(run)).reaches_nodes:
+    if not (backend := backends.of_run(run)).reaches_nodes:
         return backend.fetch_logs(run)
     try:
         with options.connected_to(run) as connections:

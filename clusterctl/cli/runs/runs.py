@@ -60,9 +60,9 @@ def runs(context: typer.Context, *, as_json: options.Json = False) -> None:
 
 def _ask_backends(found: list[RunDir]) -> None:
     """Update the states of the submitted runs."""
-    from clusterctl.backends import known
+    from clusterctl.backends import backend as backends
 
-    for backend, own in known.by_backend(found):
+    for backend, own in backends.by_backend(found):
         try:
             backend.refresh(own)
         except ClusterctlError as error:
@@ -144,10 +144,10 @@ def _row(run: RunDir) -> ListedRun:
 
 def _verdict(run: RunDir) -> str:
     """Return the state of a submitted run as its backend reports it; "" for any other run."""
-    from clusterctl.backends import known
+    from clusterctl.backends import backend as backends
     from clusterctl.runs.state import read_state
 
-    if known.of_run(run) is known.SSH:
+    if backends.of_run(run) is backends.SSH:
         return ""
     try:
         state = read_state(run)
@@ -182,7 +182,7 @@ def status(
     as_json: options.Json = False,
 ) -> None:
     """Show the live state of a run: phase, step, speed, last activity, ranks and events."""
-    from clusterctl.backends import known
+    from clusterctl.backends import backend as backends
     from clusterctl.cli.views import run_status
 
     found = options.run_named(run)
@@ -191,7 +191,7 @@ def status(
             return
         time.sleep(every)
         found = options.run_named(run)
-    if not known.of_run(found).reaches_nodes:
+    if not backends.of_run(found).reaches_nodes:
         return _show_recorded(run, watch=watch, every=every, as_json=as_json)
     with options.connected_to(found) as connections:
         if watch:
@@ -233,13 +233,13 @@ def _show_recorded(name: str, *, watch: bool, every: float, as_json: bool) -> No
 
 def _observe(run: RunDir, connections: Connections) -> tuple[RunState, Overview]:
     """Ask the nodes; return the state of a run and its overview."""
-    from clusterctl.backends import known
+    from clusterctl.backends import backend as backends
     from clusterctl.runs import overview
     from clusterctl.runs.query import current_state
     from clusterctl.runs.state import read_state
 
     # The nodes of an ended job may belong to other jobs.
-    recorded = read_state(run) if not known.of_run(run).keeps_nodes and run.phase().is_final else None
+    recorded = read_state(run) if not backends.of_run(run).keeps_nodes and run.phase().is_final else None
     state = recorded or current_state(run, connections)
     return state, overview.summarise(run, state, time.time())
 
@@ -285,9 +285,9 @@ def _drawn(*, on_screen: bool) -> Iterator[Live | None]:
 
 def _ended_by_backend(run: RunDir, *, dry_run: bool, as_json: bool) -> bool:
     """End a run that waits for nodes, or that runs in pods, by its backend; return False for any other run."""
-    from clusterctl.backends import known
+    from clusterctl.backends import backend as backends
 
-    ending = known.of_run(run).ending(run)
+    ending = backends.of_run(run).ending(run)
     if ending is None:
         return False
     if dry_run:

@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from clusterctl.backends.known import job_of, of_node
+from clusterctl.backends.backend import job_of, of_node
 from clusterctl.cli.views.fitting import FittingTable
 from clusterctl.text import (
     count,

@@ -88,7 +88,7 @@ BOUNDED = {
     ("ssh/packets.py", "recv"): (1, "one piece, with the socket's timeout"),
     ("ssh/session.py", "readline"): (1, "MAX_BANNER bytes, MAX_LINES lines, until a deadline"),
     ("transport/dial.py", "recv"): (1, "counted bytes, with the socket's timeout"),
-    ("backends/slurm/links.py", "recv"): (2, "one piece, when the socket is readable"),
+    ("backends/steps.py", "recv"): (2, "one piece, when the socket is readable"),
     ("transport/link.py", "read_line"): (1, "MAX_NOISE bytes, START_LIMIT seconds"),
     ("transport/link.py", "receive"): (1, "one piece, BEAT seconds"),
     ("transport/poller.py", "recv"): (1, "WAKES bytes, never waits"),

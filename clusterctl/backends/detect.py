@@ -15,7 +15,6 @@ from fnmatch import fnmatchcase
 
 from clusterctl.environment import environment
 from clusterctl.errors import Fault, InputFaults
-from clusterctl.hostfile.slurm import heterogeneous
 from clusterctl.inventory.cluster import HOST, KINDS, MAX_DEVICES, MAX_NODES, Cluster, Node
 from clusterctl.wire import contract
 
@@ -211,9 +210,6 @@ class _Reader:
 
     def place(self) -> Place:
         platform = self.platform
-        fault = heterogeneous(self.seen.variables) if platform.name == "slurm" else None
-        if fault:
-            raise InputFaults([fault])
         peers, own = self._peers()
         count = self._number(platform.count, 1, MAX_NODES) or len(peers)
         index = own if own is not None else self._number(platform.index, 0, MAX_NODES)
@@ -315,7 +311,8 @@ class _Reader:
 
         entries, faults = slurm.from_variables(dict(self.seen.variables))
         self._text(self.platform.peers)
-        self.faults += faults
+        if faults:
+            raise InputFaults(faults)
         return tuple(entry.address for entry in entries)
 
     def _devices(self) -> tuple[str, int]:
