@@ -137,19 +137,19 @@ class Queue(Backend):
         """Return the file with the output of a run's job."""
         return run.root / f"{self.name}.log"
 
-    def read(self, run: RunDir) -> Submission | None:
+    def submission_of(self, run: RunDir) -> Submission | None:
         """Return what was submitted for a run; None if nothing was yet, or the file is damaged."""
         try:
             return decode(Submission, run.read_json(run.root / self.record))
         except (BadValue, UsageError):
             return None
 
-    def write(self, run: RunDir, submission: Submission) -> None:
+    def note_submission(self, run: RunDir, submission: Submission) -> None:
         """Record what was submitted for a run."""
         run.write_json(run.root / self.record, encode(submission))
 
     def submit_again(self, run: RunDir, job: Job) -> int:
-        before = self.read(run)
+        before = self.submission_of(run)
         if before is None or not before.ended:
             problem = f"the {self.title} job of {run.run_id} has not ended"
             raise UsageError(problem, f"clusterctl status {run.run_id}")
@@ -159,12 +159,12 @@ class Queue(Backend):
         run.stop_asked.unlink(missing_ok=True)
         number = self.submit(text)
         write_pending(run, f"submitted to {self.title} again")
-        self.write(run, Submission(number, time.time()))
+        self.note_submission(run, Submission(number, time.time()))
         run.add_event("note", text=f"submitted again as {self.title} job {number}")
         return number
 
     def refresh(self, runs: Sequence[RunDir]) -> None:
-        known = [(run, found) for run in runs if (found := self.read(run)) and not found.ended]
+        known = [(run, found) for run in runs if (found := self.submission_of(run)) and not found.ended]
         queue = self.entries() if known else {}
         for run, submission in known:
             with contextlib.suppress(ClusterctlError):
@@ -216,7 +216,7 @@ class Queue(Backend):
         ):
             # A failed batch file adds nothing: it fails because the run did not finish.
             write_state(run, replace(before, verdict=f"job {submission.job}: {why}"))
-        self.write(run, submission)
+        self.note_submission(run, submission)
 
     def _last_words(self, run: RunDir) -> str:
         """Return the last line that the batch file of a failed job wrote, and where it is."""
@@ -232,7 +232,7 @@ class Queue(Backend):
     def ending(self, run: RunDir) -> Ending | None:
         if run.phase() is not Phase.PENDING:
             return None
-        waiting = self.read(run)
+        waiting = self.submission_of(run)
         if waiting is None:
             raise UsageError(f"{run.run_id} is being submitted", "try again in a second")
         job = waiting.job

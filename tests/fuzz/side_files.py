@@ -175,7 +175,7 @@ READERS = {
     "sweep": damaged(as_json(encode(SWEPT)), read_sweep, lambda swept: json.dumps(encode(swept)), SWEEP),
     "slurmjob": damaged(
         as_json(encode(Submission(7, 1.7e9))),
-        lambda folder: slurm.read(RunDir(folder)),
+        lambda folder: slurm.submission_of(RunDir(folder)),
         is_numbered,
         SUBMITTED,
     ),

@@ -102,7 +102,7 @@ def _submit(
         # Nothing was submitted, so there is no run.
         shutil.rmtree(run.root)
         raise
-    queue.write(run, Submission(number, time.time()))
+    queue.note_submission(run, Submission(number, time.time()))
     report_submitted(run, queue, number, as_json=as_json)
 
 

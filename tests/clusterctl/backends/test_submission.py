@@ -35,7 +35,7 @@ def waiting(tmp_path: Path) -> RunDir:
     job = jobs.from_command(["hostname"], None)
     imagined = slurm.imagined(SlurmOptions(nodes=2, gres="npu:8"))
     queues.write_waiting(run, job, imagined, "submitted to Slurm")
-    slurm.write(run, Submission(7, 0.0))
+    slurm.note_submission(run, Submission(7, 0.0))
     return run
 
 
@@ -122,7 +122,7 @@ def test_a_run_whose_job_has_ended_is_submitted_again(
     code, out, err = command_line("resume", waiting.run_id)
     assert code == 0 and out.strip() == waiting.run_id and "Slurm job 8" in err, err
     assert texts == ["#!/bin/bash\n"] * 2 and waiting.phase() is Phase.PENDING
-    found = slurm.read(waiting)
+    found = slurm.submission_of(waiting)
     assert found is not None and (found.job, found.ended) == (8, "")
 
 

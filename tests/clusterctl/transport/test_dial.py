@@ -51,16 +51,15 @@ def test_an_agent_in_an_allocation_connects_from_another_port(
     refused: Refused, server: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret, names = b"s" * 32, list[str]()
-    monkeypatch.setenv("SLURMD_NODENAME", "node1")
     host, port = server.getsockname()
 
     def welcome() -> None:
         with server.accept()[0] as caller:
             names.append(dial.welcome(caller, secret))
 
-    launcher = threading.Thread(target=welcome)
+    launcher = threading.Thread(target=welcome, daemon=True)
     launcher.start()
-    with dial.reach(secret, [host], port) as connection:
+    with dial.reach(secret, [host], port, "node1") as connection:
         launcher.join(30)
         own = connection.getsockname()[1]
     assert names == ["node1"]
