@@ -28,7 +28,7 @@ from native import chunked, philox, products
 from native.compiled.library import NAMESPACE
 from native.cuda import attention, blocks, language
 from trainer.device import Device, Stopwatch
-from trainer.model import attention as model_attention
+from trainer.model.attention import heads
 
 # Our kernels are registered for tensors of a CPU too.
 KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -215,7 +215,7 @@ def without_launches(place: str, counting: Counting | None = None) -> Iterator[N
         (products, "_offered", []),
         (products, "widens", lambda x: False),
         (products, "_dense", lambda x: x),
-        (model_attention, "draws_itself", lambda device: True),
+        (heads, "draws_itself", lambda device: True),
     ]
     if counting is not None:
         replaced += [
