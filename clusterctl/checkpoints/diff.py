@@ -18,9 +18,10 @@ from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.jobs.ask_trainer import ask_trainer
 from clusterctl.transport.fanout import on_each, values
+from clusterctl.wire.requests import DiffQuestion
 from clusterctl.wire.results import Difference
 from clusterctl.wire.saved import OLD_FORMAT, PARTS, Damaged, Manifest, boxes_of
-from clusterctl.wire.typed_json import BadValue, decode, parse
+from clusterctl.wire.typed_json import BadValue, decode, encode, parse
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
@@ -133,15 +134,12 @@ def compare(first: Side, second: Side, work: Mapping[str, Sequence[Pair]]) -> Co
     holders = {h.holder.name: h.holder for h in first.checkpoint.holdings}
 
     def on_machine(node: Node) -> dict[str, Difference]:
-        question = {
-            "first": first.path_on(node.name),
-            "second": second.path_on(node.name),
-            "pairs": [list(pair) for pair in work[node.name]],
-        }
+        paths = Path(first.path_on(node.name)), Path(second.path_on(node.name))
+        question = json.dumps(encode(DiffQuestion(*paths, tuple(work[node.name]))))
         holder = holders[node.name]
         if isinstance(holder, NodeHolder):
             return _decoded(_ask_node(holder, first.code.get(node.name, ""), question), node.name)
-        return ask_trainer(partial(_decoded, name=HERE), ["checkpoint-diff"], json.dumps(question))
+        return ask_trainer(partial(_decoded, name=HERE), ["checkpoint-diff"], question)
 
     total: dict[str, Difference] = {}
     for found in values(on_each([holders[name].node for name in work], on_machine)).values():
@@ -152,20 +150,19 @@ def compare(first: Side, second: Side, work: Mapping[str, Sequence[Pair]]) -> Co
 
 def compare_here(first: Path, second: Path, sides: tuple[Side, Side]) -> Compared:
     """Return the differences of two complete local folders."""
-    pairs = [list(pair) for pair in pairs_of(*sides)]
-    question = {"first": str(first), "second": str(second), "pairs": pairs}
-    found = ask_trainer(partial(_decoded, name=HERE), ["checkpoint-diff"], json.dumps(question))
+    question = json.dumps(encode(DiffQuestion(first, second, tuple(pairs_of(*sides)))))
+    found = ask_trainer(partial(_decoded, name=HERE), ["checkpoint-diff"], question)
     return Compared(found, shapes_that_differ(*sides))
 
 
-def _ask_node(holder: NodeHolder, code: str, question: Mapping[str, object]) -> object:
+def _ask_node(holder: NodeHolder, code: str, question: str) -> object:
     """Run the trainer of the run on a node; return its answer."""
     python = rank_python(holder.node.python, holder.node.setup)
     if python.startswith("~/"):
         python = python.replace("~", holder.connection.hello().home, 1)
     argv = [python, "-m", "trainer", "checkpoint-diff"]
     done = holder.connection.run(
-        argv, cwd=code or None, setup=request_for(holder.node.setup), stdin=json.dumps(question).encode()
+        argv, cwd=code or None, setup=request_for(holder.node.setup), stdin=question.encode()
     )
     if not done.ok:
         lines = [line for line in done.error_text.splitlines() if line.startswith("error: ")]

@@ -153,8 +153,8 @@ class ServerOptions:
 
 
 @dataclass(frozen=True)
-class ScoringOptions(Loading):
-    """How the data are read and scored, and on which device."""
+class Scoring:
+    """How the data are read and scored; these values identify an evaluation."""
 
     convention: str = setting("", metavar="NAME")
     """How to score, by the name of the other program; an unknown NAME lists them."""
@@ -166,6 +166,13 @@ class ScoringOptions(Loading):
     """Part of a corpus: train, valid, test or all."""
     limit: int = setting(0, least=0)
     """Evaluate only the first N documents or examples; 0: all."""
+
+
+@dataclass(frozen=True)
+class ScoringOptions(Loading):
+    """How the data are scored, and by which model on which device."""
+
+    scoring: Scoring = Scoring()
     weights: str = setting("fp32", choices=TYPES, metavar="TYPE")
     """On GPUs and NPUs: fp32, bf16 or fp16."""
 
@@ -222,7 +229,7 @@ class EvaluateRequest(OfCheckpoint, Printed):
     """Tasks to evaluate a model on."""
 
     tasks: TaskOptions = TaskOptions()
-    scoring: ScoringOptions = ScoringOptions()
+    model: ScoringOptions = ScoringOptions()
     output: Path = setting(Path("evaluations"), metavar="DIR")
     """Where to write results."""
     batch_tokens: int = setting(4096, least=1)
@@ -338,10 +345,25 @@ class VerifyCheckpointRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorboardRequest:
+class TensorboardOptions:
+    """Where files of TensorBoard are written."""
+
+    output: Path | None = setting(None, short="-o", metavar="DIR")
+    """Where to write. Default: tensorboard/ in the folder of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorboardRequest(TensorboardOptions):
     """Metrics to write as files of TensorBoard."""
 
     run: Path = setting(positional=True)
     """The folder of a run, or its file with metrics."""
-    output: Path | None = setting(None, metavar="DIR")
-    """Where to write. Default: tensorboard/ in the run's folder."""
+
+
+@dataclass(frozen=True)
+class DiffQuestion:
+    """Two checkpoints to compare, by pairs of their files."""
+
+    first: Path
+    second: Path
+    pairs: tuple[tuple[str, str], ...]

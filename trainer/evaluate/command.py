@@ -20,28 +20,27 @@ EVERY = (0.5, 30.0)
 def run(request: EvaluateRequest) -> int:
     """Evaluate, print the results and return 0."""
     from trainer.device import open_device
-    from trainer.evaluate.evaluate import Options, Order, Subject, evaluate
+    from trainer.evaluate.evaluate import Order, Subject, evaluate
     from trainer.parallel.group import Group, leave
 
     tasks = [_task(text, request.tasks.data) for text in request.tasks.task]
     _check(tasks, request)
     own = Env.read()
-    scoring = request.scoring
-    kind = scoring.device or own.device_kind
+    model = request.model
+    kind = model.device or own.device_kind
     device = open_device(kind, own.local_rank, own.local_world_size, None, deterministic=False)
     group = Group.join(own, device)
     subject = Subject.load(
         request.checkpoint,
-        scoring.tokenizer,
+        model.tokenizer,
         device,
-        scoring.base,
-        scoring.weights,
-        scoring.add_bos,
+        model.base,
+        model.weights,
+        model.add_bos,
     )
-    options = Options(scoring.convention, scoring.stride, scoring.pattern, scoring.split, scoring.limit)
     shown = []
     for name, data in tasks:
-        order = Order(name, data, request.output, options, request.batch_tokens)
+        order = Order(name, data, request.output, request.model.scoring, request.batch_tokens)
         result = evaluate(subject, order, group, _Report(name, group.rank))
         shown.append(result.as_json())
         if group.rank == 0 and not request.json:

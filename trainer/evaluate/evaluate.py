@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from clusterctl.wire.requests import Scoring
 from clusterctl.wire.saved import MANIFEST
 from trainer.checkpoint.store import Checkpoint, open_checkpoint
 from trainer.corpus.indexed import idx_path
@@ -34,17 +35,6 @@ from trainer.parallel.group import Group
 
 
 @dataclass(frozen=True)
-class Options:
-    """How the data is read and scored; these options identify an evaluation."""
-
-    convention: str = ""
-    stride: int = 32
-    pattern: int = 0
-    split: str = "all"
-    limit: int = 0
-
-
-@dataclass(frozen=True)
 class Order:
     """The user's request."""
 
@@ -52,7 +42,7 @@ class Order:
     data: Path | None
     """The data file; None for the corpus of the training."""
     output: Path = Path("evaluations")
-    options: Options = field(default_factory=Options)
+    options: Scoring = field(default_factory=Scoring)
     batch_tokens: int = BATCH_TOKENS
 
 

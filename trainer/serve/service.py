@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
+from clusterctl.wire.requests import ServerOptions
 from trainer.chat_template import ChatTemplate
 from trainer.errors import InputError
 from trainer.generate.decoder import Decoder, Text
@@ -32,17 +33,17 @@ SHORT = 8 << 10
 class Limits:
     """Limits of the server."""
 
-    body: int = 4 << 20
+    body: int = ServerOptions.max_body
     """The most bytes of a request's body."""
     head_seconds: float = 10.0
     """Seconds until a connection's first request must have arrived."""
     body_seconds: float = 30.0
-    request_seconds: float = 600.0
+    request_seconds: float = ServerOptions.request_timeout
     write_seconds: float = 30.0
     """Seconds until a client must have read a piece of its answer."""
-    queue: int = 256
+    queue: int = ServerOptions.queue
     """The most requests that wait in the queue."""
-    connections: int = 2048
+    connections: int = ServerOptions.connections
     memory: int = 512 << 20
     """The most bytes that large bodies and answers with log probabilities may use together."""
 

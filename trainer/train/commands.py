@@ -11,7 +11,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from clusterctl.wire.requests import NoOptions, TensorboardRequest, TrainRequest, VerifyCheckpointRequest
+from clusterctl.wire.requests import (
+    DiffQuestion,
+    NoOptions,
+    TensorboardRequest,
+    TrainRequest,
+    VerifyCheckpointRequest,
+)
+from clusterctl.wire.typed_json import decode, parse
 from trainer.env import Env
 from trainer.errors import ConfigFaults, InputError
 
@@ -104,11 +111,11 @@ def checkpoint_diff(_: NoOptions) -> int:
     """Print the differences between the tensors of two checkpoints; return 0."""
     from trainer.device import prepare_import
 
-    question = json.load(sys.stdin)
+    question = decode(DiffQuestion, parse(sys.stdin.read()))
     prepare_import()
     from trainer.checkpoint.compare import compare
 
-    found = compare(Path(question["first"]), Path(question["second"]), question["pairs"])
+    found = compare(question.first, question.second, question.pairs)
     _show({name: asdict(difference) for name, difference in found.items()})
     return 0
 

@@ -52,7 +52,7 @@ def evaluate(
     own = _corpus_of(where) if "ppl" in tasks and not chosen.data else None
     named = tuple(f"{task}={own}" if own and task == "ppl" else task for task in tasks)
     request = EvaluateRequest(
-        checkpoint=folder, tasks=replace(chosen, task=named), scoring=scoring, output=target, json=as_json
+        checkpoint=folder, tasks=replace(chosen, task=named), model=scoring, output=target, json=as_json
     )
     forward("eval", "evaluate", arguments_of(request))
     return None

@@ -10,7 +10,9 @@ import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.errors import UsageError
+from clusterctl.wire.arguments import arguments_of
 from clusterctl.wire.contract import METRICS_FILE
+from clusterctl.wire.requests import TensorboardOptions, TensorboardRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -143,13 +145,10 @@ def scatter(
 
 
 def tensorboard(
+    target: TensorboardOptions,
     where: Annotated[
         str, typer.Argument(metavar="RUN|DIR", help="A run, or a folder with metrics.jsonl.")
     ] = "last",
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Where to write. Default: the folder of the run."),
-    ] = None,
 ) -> None:
     """Write the metrics of a training as TensorBoard files, with Megatron's tags. TensorBoard need not be installed."""
     folder = (
@@ -157,5 +156,5 @@ def tensorboard(
         if (Path(where) / METRICS_FILE).is_file()
         else options.run_with_results(where, trains=True).progress
     )
-    arguments = ["--output", str(output)] if output else []
-    forward("tensorboard", "tensorboard", [str(folder), *arguments])
+    request = TensorboardRequest(run=folder, output=target.output)
+    forward("tensorboard", "tensorboard", arguments_of(request))

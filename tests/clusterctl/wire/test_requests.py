@@ -21,17 +21,20 @@ from clusterctl.wire.requests import (
     ImportRequest,
     ModelOptions,
     PromptOptions,
+    Scoring,
     ScoringOptions,
     ServerOptions,
     TaskOptions,
+    TensorboardOptions,
 )
 from trainer.command_line import VERBS, read
 
-GROUPS = (ModelOptions, DrawingOptions, ServerOptions, ScoringOptions)
+GROUPS = (ModelOptions, DrawingOptions, ServerOptions, Scoring)
 COMMANDS = {
     "generate": (ModelOptions, DrawingOptions, PromptOptions),
     "serve": (ModelOptions, ServerOptions),
-    "eval": (ScoringOptions, TaskOptions),
+    "eval": (ScoringOptions, Scoring, TaskOptions),
+    "tensorboard": (TensorboardOptions,),
     "checkpoint import": (ImportOptions, ImportRequest),
     "checkpoint export": (ExportOptions, ExportRequest),
 }

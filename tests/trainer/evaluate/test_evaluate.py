@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import native
+from clusterctl.wire.requests import Scoring
 from tests.support import weights
 from tests.support.building import SAYINGS, built, small_tokenizer, with_prefix, write_lines
 from trainer.__main__ import main
@@ -24,7 +25,7 @@ from trainer.corpus.tokenizer import Tokenizer, add_glm_tokens, train_tokenizer
 from trainer.device import Device, open_device
 from trainer.errors import DataError, InputError
 from trainer.evaluate import detokenize, packed_scorer
-from trainer.evaluate.evaluate import Options, Order, Subject, evaluate
+from trainer.evaluate.evaluate import Order, Subject, evaluate
 from trainer.evaluate.request import Request, Score
 from trainer.evaluate.results import Progress
 from trainer.evaluate.scorer import Scorer
@@ -99,7 +100,7 @@ def run(checkpoint: Path, task: str, data: Path | None, output: Path, **options:
     """Evaluate on this process alone and return the result as JSON."""
     batch = options.pop("batch_tokens", 256)
     subject = subject_of(checkpoint)
-    order = Order(task, data, output, Options(**options), batch)
+    order = Order(task, data, output, Scoring(**options), batch)
     alone = Group(0, 1, open_device("cpu", 0, 1, None, deterministic=False))
     return evaluate(subject, order, alone, lambda *_: None).as_json()  # type: ignore[return-value]
 
