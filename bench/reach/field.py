@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.field import ROOT, sandbox
+from bench.field import ROOT, cpu_of, sandbox, wait_for
 from clusterctl.sandbox import namespaces
 from clusterctl.sandbox.cluster import Sandbox
 
@@ -72,8 +72,7 @@ class Place:
 
     def cpu(self) -> float:
         """Return the processor time in seconds of the node's sshd and of all processes that ended on the node."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        return cpu_of(self.pid, children=True)
 
 
 class Field:
@@ -297,11 +296,9 @@ class OneDefaultSshd:
                 f"[{address}]:{self.PORT} {f.host_key(self.place)}\n" for address in self.addresses
             )
         self.process = subprocess.Popen(self.argv, env=f.env)
-        deadline = time.monotonic() + 10
         scan = ["ssh-keyscan", "-T", "1", "-p", str(self.PORT), self.addresses[-1]]
-        while subprocess.run(scan, capture_output=True, env=f.env).stdout == b"":
-            if time.monotonic() > deadline:
-                raise SystemExit("a second sshd on a node did not come up")
+        if not wait_for(lambda: subprocess.run(scan, capture_output=True, env=f.env).stdout, 10.0):
+            raise SystemExit("a second sshd on a node did not come up")
         return self.addresses
 
     def __exit__(self, *_: object) -> None:

@@ -27,17 +27,6 @@ class Sizes:
     files: int = 2000
     lines: int = 100_000
 
-    @property
-    def most(self) -> int:
-        return max(
-            *self.nodes,
-            self.push_nodes,
-            *self.small_nodes,
-            self.uplink_nodes,
-            self.line_nodes,
-            *self.model_nodes,
-        )
-
 
 @dataclass
 class Measured:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from bench.field import cpu_of, status_of, wait_for
 from bench.reach.field import Field, Sample
 from bench.reach.figures import Measured
 from bench.reach.model import fit
@@ -124,9 +123,7 @@ class Launches:
         return [RunDir(path) for path in sorted(self.folder.iterdir())] if self.folder.exists() else []
 
     def _await_controllers(self) -> None:
-        deadline = time.monotonic() + ENDS
-        while any(run.controller() for run in self._runs()) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for(lambda: not any(run.controller() for run in self._runs()), ENDS, 0.05)
 
     def _idle(self, count: int) -> Idle:
         """Start ranks that sleep, measure their controller, and stop them."""
@@ -137,15 +134,14 @@ class Launches:
         pid = run.controller()
         if pid is None:
             raise SystemExit(f"the run has no controller: {self.field.last_words()}")
-        start_cpu = _cpu(pid)
+        start_cpu = cpu_of(pid)
         time.sleep(SETTLE)
-        before, began = _cpu(pid), time.monotonic()
+        before, began = cpu_of(pid), time.monotonic()
         time.sleep(MEASURED)
-        share = (_cpu(pid) - before) / (time.monotonic() - began)
-        status = Path(f"/proc/{pid}/status").read_text()
-        megabytes = int(_field(status, "VmRSS")) / 1024
+        share = (cpu_of(pid) - before) / (time.monotonic() - began)
         files = len(os.listdir(f"/proc/{pid}/fd"))
-        found = Idle(count, start_cpu, share, megabytes, int(_field(status, "Threads")), files)
+        megabytes = status_of(pid, "VmRSS") / 1024
+        found = Idle(count, start_cpu, share, megabytes, status_of(pid, "Threads"), files)
         program = self.field.clusterctl("stop")[0]
         self.field.run([program, "stop", "--grace", "0", run.run_id], CLUSTERCTL_RUNS=str(self.folder))
         self._await_controllers()
@@ -157,17 +153,6 @@ class Launches:
         if sample.failed:
             raise SystemExit(f"{' '.join(argv[1:])} failed: {self.field.last_words()}")
         return sample
-
-
-def _cpu(pid: int) -> float:
-    """Return the processor time of a process in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
-
-
-def _field(status: str, name: str) -> str:
-    match = re.search(rf"^{name}:\s+(\d+)", status, re.MULTILINE)
-    return match[1] if match else "0"
 
 
 def report(started: Sequence[Launched], idle: Sequence[Idle]) -> str:

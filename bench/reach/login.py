@@ -7,13 +7,12 @@ time of client and server; and how many MB/s one core of the client can send and
 from __future__ import annotations
 
 import os
-import resource
 import statistics
 import sys
 import time
 from pathlib import Path
 
-from bench.field import sandbox
+from bench.field import cpu_of, sandbox
 from clusterctl.hostfile.detect import load
 from clusterctl.inventory.cluster import Node
 from clusterctl.ssh.transport import SshTransport
@@ -39,42 +38,37 @@ def main(logins: int) -> None:
 
 def logins_of(name: str, transport: SshTransport, node: Node, logins: int) -> None:
     server = listener(node)
-    walls, before, servers = [], own_cpu(), server_cpu(server)
+    walls, before, servers = [], time.process_time(), cpu_of(server, children=True)
     for _ in range(logins):
         began = time.perf_counter()
         drain(transport.start(node, "hostname"))
         walls.append(time.perf_counter() - began)
-    client = (own_cpu() - before) / logins * 1000
+    client = (time.process_time() - before) / logins * 1000
     # The server's processes end a little later than the client's connection.
     time.sleep(1.0)
-    theirs = (server_cpu(server) - servers) / logins * 1000
+    theirs = (cpu_of(server, children=True) - servers) / logins * 1000
     wall = statistics.median(walls) * 1000
     print(f"{name}: {wall:.1f} ms, client CPU {client:.2f} ms, server CPU {theirs:.1f} ms")
 
 
 def streams(transport: SshTransport, node: Node) -> None:
     data = os.urandom(1 << 20)
-    before = own_cpu()
+    before = time.process_time()
     stream = transport.start(node, "cat > /dev/null")
     for _ in range(STREAM_MB):
         stream.send(data)
     stream.finish()
     drain(stream)
-    print(f"sent: {STREAM_MB * 1.048576 / (own_cpu() - before):.0f} MB/s of a core")
-    before = own_cpu()
+    print(f"sent: {STREAM_MB * 1.048576 / (time.process_time() - before):.0f} MB/s of a core")
+    before = time.process_time()
     drain(transport.start(node, f"head -c {STREAM_MB << 20} /dev/zero"))
-    print(f"received: {STREAM_MB * 1.048576 / (own_cpu() - before):.0f} MB/s of a core")
+    print(f"received: {STREAM_MB * 1.048576 / (time.process_time() - before):.0f} MB/s of a core")
 
 
 def drain(stream: Stream) -> None:
     while stream.read(1 << 18, 60.0)[0]:
         pass
     stream.close()
-
-
-def own_cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def listener(node: Node) -> int:
@@ -88,11 +82,6 @@ def listener(node: Node) -> int:
         if mark in command_line and "[listener]" in command_line:
             return int(process.name)
     raise SystemExit("the node's sshd was not found: this needs Linux and OpenSSH")
-
-
-def server_cpu(pid: int) -> float:
-    ticks = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:15]
-    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Python.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -17,6 +16,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+from bench.field import Option, cpu_of, read_options
 from clusterctl.inventory.cluster import Node
 from clusterctl.transfer.push import Source, make_manifest, push_tree
 from clusterctl.transfer.relay import relay_for
@@ -34,14 +34,15 @@ print((400 << 18) / 1e6 / (time.process_time() - began))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=6, help="6")
-    parser.add_argument("--megabytes", type=int, default=200, help="of the one file; 200")
-    parser.add_argument("--runs", type=int, default=3, help="3")
-    parser.add_argument("--python", default="/usr/bin/python3", help="the nodes' own; /usr/bin/python3")
-    options = parser.parse_args()
+    options = read_options(
+        __doc__,
+        nodes=6,
+        megabytes=Option(200, "of the one file"),
+        runs=3,
+        python=Option("/usr/bin/python3", "the nodes' own"),
+    )
     if options.nodes < 2:
-        parser.error("a relay needs two nodes")
+        sys.exit("a relay needs two nodes")
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         root = Path(folder)
         os.environ["XDG_CACHE_HOME"] = str(root / "cache")
@@ -69,7 +70,7 @@ def cost(root: Path, source: Source, how: str, count: int, python: str) -> tuple
         links = [LocalTransport(home=home).connect(node) for home, node in zip(places, nodes, strict=True)]
         try:
             pids = [int(link.hello().pid) for link in links]
-            before = [spent(pid) for pid in pids]
+            before = [cpu_of(pid) for pid in pids]
             with relay_for(how, nodes) as relay:
                 started = threading.Event()
 
@@ -91,7 +92,7 @@ def cost(root: Path, source: Source, how: str, count: int, python: str) -> tuple
                     thread.start()
                 for thread in threads:
                     thread.join()
-            times = [spent(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
+            times = [cpu_of(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
         finally:
             for link in links:
                 link.close()
@@ -104,11 +105,6 @@ def cost(root: Path, source: Source, how: str, count: int, python: str) -> tuple
 def node_at(home: Path, python: str) -> Node:
     home.mkdir()
     return Node(name=home.name, host="local", address="127.0.0.1", python=python, workdir=str(home / "work"))
-
-
-def spent(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import statistics
@@ -98,8 +99,8 @@ class Bench:
                 f.run(pdsh, PDSH_SSH_ARGS_APPEND=options), count
             ),
         }
-        for method in methods.values():
-            if callable(method):
+        for name, method in methods.items():
+            if callable(method) and not missing_tool(name):
                 # This command opens the connections that stay open.
                 method()
         yield from self.compared("exec, warm", count, methods)
@@ -155,7 +156,7 @@ class Bench:
             if how != "off" or settings == BULK
         }
         peers = {
-            f"{name}, {setting}": self.tool(name, method)
+            f"{name}, {setting}": method
             for setting in settings
             for name, method in self.copies(self.payload, count, setting).items()
         }
@@ -202,16 +203,16 @@ class Bench:
             methods: dict[str, Method | str] = {OURS: lambda a=push: f.run(a)}
             for setting in EXECS:
                 for name, method in self.copies(self.tree, count, setting).items():
-                    methods[f"{name}, {setting}"] = self.tool(name, method)
+                    methods[f"{name}, {setting}"] = method
             yield from self.compared("small files, cold", count, methods, before=f.clear, after=lacking)
             f.clear()
             same: dict[str, Method | str] = {OURS: lambda a=push: f.run(a)}
             for setting in EXECS:
                 method = self.copies(self.tree, count, setting)["rsync"]
-                same[f"rsync, {setting}"] = self.tool("rsync", method)
-            for command in (push, self.rsync(self.tree, EXECS[1], f.places[0])):
-                f.run(command)
-            self.everywhere(lambda place: self.rsync(self.tree, EXECS[1], place), count)
+                same[f"rsync, {setting}"] = method
+            f.run(push)
+            if not missing_tool("rsync"):
+                self.everywhere(lambda place: self.rsync(self.tree, EXECS[1], place), count)
             yield from self.compared("small files, unchanged", count, same, after=lacking)
 
     def copies(self, source: Path, count: int, setting: str) -> dict[str, Method]:
@@ -262,9 +263,7 @@ class Bench:
         ours = f.clusterctl("exec", f.names(count), "--", *command)
         methods: dict[str, Method | str] = {OURS: lambda: lines(ours)}
         for name, argv, options in self.printing(quoted):
-            methods[name] = self.tool(
-                name.split(",")[0], lambda a=argv, o=options: lines(a, PDSH_SSH_ARGS_APPEND=o)
-            )
+            methods[name] = lambda a=argv, o=options: lines(a, PDSH_SSH_ARGS_APPEND=o)
         yield from self.rated(self.compared("lines", count, methods), total)
         held.unlink(missing_ok=True)
 
@@ -304,7 +303,7 @@ class Bench:
 
         methods: dict[str, Method | str] = {OURS: ours}
         for name, argv, options in self.printing(quoted):
-            methods[name] = self.tool(name.split(",")[0], lambda a=argv, o=options: peer(a, o))
+            methods[name] = lambda a=argv, o=options: peer(a, o)
         yield from self.rated(self.compared("logs", count, methods), total)
 
     def sequence(self) -> tuple[list[str], str, int]:
@@ -385,8 +384,8 @@ class Bench:
         pdsh = ["pdsh", "-R", "ssh", "-f", str(count), "-w", ",".join(addresses), "hostname"]
         clush = ["clush", "-f", str(count), "-o", options, "-w", ",".join(addresses), "hostname"]
         return {
-            "pdsh": self.tool("pdsh", lambda: self.counted(f.run(pdsh, PDSH_SSH_ARGS_APPEND=options), count)),
-            "clush": self.tool("clush", lambda: self.counted(f.run(clush), count)),
+            "pdsh": lambda: self.counted(f.run(pdsh, PDSH_SSH_ARGS_APPEND=options), count),
+            "clush": lambda: self.counted(f.run(clush), count),
         }
 
     def launch(self) -> Iterator[Measured]:
@@ -427,14 +426,16 @@ class Bench:
         after: Callable[[], int] = lambda: 0,
     ) -> list[Measured]:
         """Measure all methods in turn for every run, so that a slow minute affects all of them."""
-        found = {name: Measured(row, count, name) for name in methods}
-        for name, method in methods.items():
-            if isinstance(method, str):
-                found[name].missing = method
+        found = {
+            name: Measured(
+                row, count, name, missing=method if isinstance(method, str) else missing_tool(name)
+            )
+            for name, method in methods.items()
+        }
         for turn in range(runs or self.sizes.runs):
             self.log(f"    {row}, {count} nodes, turn {turn + 1}")
             for name, method in methods.items():
-                if isinstance(method, str):
+                if isinstance(method, str) or found[name].missing:
                     continue
                 before()
                 self.field.forget_words()
@@ -444,13 +445,6 @@ class Bench:
                     self.log(f"    {name}: {failed} failed: {self.field.last_words()}")
                 found[name].samples.append(Sample(sample.wall, sample.cpu, failed, sample.output[-200:]))
         return list(found.values())
-
-    def tool(self, name: str, method: Method) -> Method | str:
-        """Return `method` if the peer is installed, else the reason why not."""
-        program = name.split()[0]
-        if shutil.which(program):
-            return method
-        return f"{program} is not installed (package {PACKAGES.get(program, program)})"
 
     def if_known(self, verb: str, option: str, method: Method) -> Method | str:
         """Return `method` if this version of clusterctl has the option, else the reason why not."""
@@ -484,3 +478,11 @@ class Bench:
 def counted(path: Path) -> int:
     with path.open("rb") as file:
         return sum(MARK in line for line in file)
+
+
+def missing_tool(name: str) -> str:
+    """Return why a tool with this name cannot run here, or ""."""
+    program = next((word for word in re.split("[ ,]+", name) if word in PACKAGES), "")
+    if not program or shutil.which(program):
+        return ""
+    return f"{program} is not installed (package {PACKAGES[program]})"

@@ -9,14 +9,14 @@ repetitions and one, so that loading the model does not count.
 
 from __future__ import annotations
 
-import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+
+from bench.field import Option, read_options, run
 
 KINDS = {"fp32": "f32", "bf16": "bf16", "int8": "q8_0"}
 FIGURES = ("decode 1", "prefill 512")
@@ -36,25 +36,8 @@ def ours(threads: int, figure: str, *options: str) -> dict[str, dict[str, float]
 def of_processor(program: Path, model: Path, figure: str) -> float:
     """Return llama.cpp's tokens per second of processor time."""
     counts, repetitions = (("0", "64"), 5) if figure == "decode 1" else (("512", "0"), 4)
-    seconds = list[float]()
-    for times in (repetitions, 1):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        words = [
-            str(program),
-            "-m",
-            str(model),
-            "-t",
-            "1",
-            "-p",
-            counts[0],
-            "-n",
-            counts[1],
-            "-r",
-            str(times),
-        ]
-        subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    words = [str(program), "-m", str(model), "-t", "1", "-p", counts[0], "-n", counts[1], "-r"]
+    seconds = [run([*words, str(times)]).cpu for times in (repetitions, 1)]
     return (repetitions - 1) * int(max(counts, key=int)) / (seconds[0] - seconds[1])
 
 
@@ -68,14 +51,17 @@ def theirs(program: Path, model: Path, threads: int, figure: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.serve.llama", description=__doc__)
-    parser.add_argument("--bench", type=Path, required=True, help="the program llama-bench")
-    parser.add_argument("--models", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, nargs="+", default=[2, 1])
-    parser.add_argument("--cpu", action="store_true", help="processor time of one thread, for a busy machine")
-    parser.add_argument("--figures", nargs="+", choices=FIGURES, default=FIGURES)
-    arguments = parser.parse_args()
+    arguments = read_options(
+        __doc__,
+        bench=Option(Path, "the program llama-bench"),
+        models=Option(Path, "a folder with the same model in three types"),
+        rounds=3,
+        threads=(2, 1),
+        cpu=Option(False, "processor time of one thread, for a busy machine"),
+        figures=FIGURES,
+    )
+    if not (arguments.bench and arguments.models):
+        sys.exit("--bench and --models are needed")
     for threads in [1] if arguments.cpu else arguments.threads:
         for figure in arguments.figures:
             rates: dict[str, dict[str, list[float]]] = {kind: defaultdict(list) for kind in KINDS}

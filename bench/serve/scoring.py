@@ -6,7 +6,6 @@ and whole windows of 1,024 tokens (as in WikiText). It prints one JSON line for 
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -17,6 +16,8 @@ from typing import Any
 import torch
 
 import native
+from bench.field import Option, read_options
+from trainer.config.model import ModelConfig
 from trainer.config.model_sizes import SIZES
 from trainer.evaluate.packed_scorer import PackedScorer, why_not
 from trainer.evaluate.request import Request
@@ -41,19 +42,17 @@ def requests(texts: int, windows: int) -> dict[str, list[Request]]:
     return {"lambada": short, "wikitext": [Request(ids(1), ids(1024)) for _ in range(windows)]}
 
 
-def ours(peer: Any) -> GPT:
-    """Return our model with the weights of a model of transformers."""
-    model, prefix = GPT(CONFIG, native.choose("cpu")).eval(), FAMILIES["gpt2"].prefixes[0]
+def take_weights(model: GPT, config: ModelConfig, peer: Any) -> None:
+    """Give our GPT the weights of a GPT-2 of transformers."""
+    family, parameters = FAMILIES["gpt2"], dict(model.named_parameters())
     held = {
-        name.removeprefix(prefix): in_memory(tensor.detach().clone())
+        name.removeprefix(family.prefixes[0]): in_memory(tensor.detach().clone())
         for name, tensor in peer.named_parameters()
     }
-    parameters = dict(model.named_parameters())
     with torch.no_grad():
-        for rule in rules_of(FAMILIES["gpt2"].rules, CONFIG.layers, parameters):
-            whole = to_ours(rule, CONFIG, held).whole()
+        for rule in rules_of(family.rules, config.layers, parameters):
+            whole = to_ours(rule, config, held).whole()
             parameters[rule.ours][: len(whole)].copy_(whole)
-    return model
 
 
 def scored(scorer: Scorer | PackedScorer, wanted: list[Request]) -> list[float]:
@@ -86,19 +85,21 @@ def judge(peer: Any) -> Callable[[list[Request]], list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.serve.scoring", description=__doc__)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--cpu", action="store_true", help="measure processor time, for a busy machine")
-    parser.add_argument("--texts", type=int, default=48)
-    parser.add_argument("--windows", type=int, default=3)
-    arguments = parser.parse_args()
+    arguments = read_options(
+        __doc__,
+        threads=2,
+        cpu=Option(False, "measure processor time, for a busy machine"),
+        texts=48,
+        windows=3,
+    )
     torch.set_num_threads(arguments.threads)
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(1)
     peer = GPT2LMHeadModel(GPT2Config()).eval()
     clock = time.process_time if arguments.cpu else time.perf_counter
-    model, theirs = ours(peer), judge(peer)
+    model, theirs = GPT(CONFIG, native.choose("cpu")).eval(), judge(peer)
+    take_weights(model, CONFIG, peer)
     reason = why_not(model)
     scorer: Scorer | PackedScorer = Scorer(model) if reason else PackedScorer(model)
     for task, wanted in requests(arguments.texts, arguments.windows).items():

@@ -53,6 +53,8 @@ WORKS = {
     "llama-124m-bf16": Work("llama-124M", 1, "bf16"),
     "llama-124m-fp32": Work("llama-124M", 1, "fp32"),
     "1.3b-bf16": Work("gpt2-1.3B", 1, "bf16", narrow=True, sequential=True),
+    # One subject after another: other load on the machine does not change the highest resident memory.
+    "memory": Work("gpt2-124M", 1, "bf16", sequential=True),
 }
 # The smallest number of rounds.
 LEAST = 3
@@ -72,6 +74,18 @@ def alone(tuned: bool) -> list[Subject]:
         Subject("Hugging Face", "huggingface", tuned, peer=True),
         Subject("megatron-core", "megatron", tuned, peer=True),
         Subject("products", "products", tuned=True),
+    ]
+
+
+def for_memory() -> list[Subject]:
+    """Return the subjects of the row `memory`."""
+    return [
+        Subject("clusterctl", "ours", tuned=True),
+        Subject("torch.compile", "compile", tuned=False),
+        Subject("torch.compile, tuned", "compile", tuned=True),
+        Subject("eager", "eager", tuned=False),
+        Subject("eager, tuned", "eager", tuned=True),
+        Subject("Hugging Face", "huggingface", tuned=False, peer=True),
     ]
 
 
@@ -105,6 +119,8 @@ def measure(name: str, options: argparse.Namespace) -> JsonObject:
     subjects = together() if work.ranks > 1 else alone(tuned)
     if work.model == "llama-124M":
         subjects = [subject for subject in subjects if subject.kind != "megatron"]
+    elif name == "memory":
+        subjects = for_memory()
     elif work.sequential:
         subjects = [subject for subject in subjects if subject.kind in ("ours", "compile", "huggingface")]
     subjects = [subject for subject in subjects if not options.only or subject.kind in options.only]
@@ -167,14 +183,14 @@ def table(found: JsonObject) -> str:
         )
         lines.append(text)
     head = f"  {'':<30}{'tokens/s':>10}{'ms/step':>9}{'(least-most)':>15}{'CPU s':>7}{'first, s':>9}"
-    head += f"{'GB':>6}{'GFLOP/s':>9}{'of squares':>11}{'of step':>9}{'by ours':>9}{'ours is':>9}"
+    head += f"{'GB':>6}{'whole':>7}{'GFLOP/s':>9}{'of squares':>11}{'of step':>9}{'by ours':>9}{'ours is':>9}"
     lines.append(head)
     ours = next((subject for subject in measured if is_ours(subject)), None)
     for subject in measured:
         low, high = (1000 * each for each in subject["spread"])
         text = f"  {subject['subject']:<30}{subject['tokens_per_second']:>10.0f}{1000 * subject['step_seconds']:>9.0f}"
         text += f"{f'{low:.0f}-{high:.0f}':>15}{subject['cpu_seconds']:>7.2f}{subject['first_step_seconds']:>9.1f}"
-        text += f"{subject['memory'] / 1e9:>6.2f}{subject['flops'] / 1e9:>9.0f}"
+        text += f"{subject['memory'] / 1e9:>6.2f}{subject['peak'] / 1e9:>7.2f}{subject['flops'] / 1e9:>9.0f}"
         for key in ("square", "step", "own"):
             text += f"{subject['flops'] / rates[key]:>10.0%} " if rates else f"{'':>10} "
         text += f"{ours['tokens_per_second'] / subject['tokens_per_second']:>7.2f}x" if ours else ""
@@ -228,6 +244,11 @@ def verdicts(found: JsonObject) -> list[str]:
         key, least, name = SHARES[found["row"]]
         reached = rate["clusterctl"] * found["flops_a_token"] / found["rates"][key]
         lines.append(verdict(f"share of {name}", reached, least))
+    if found["row"] == "memory" and {"clusterctl", COMPILE} <= rate.keys():
+        memory = {subject["subject"]: subject.get("memory", 0.0) for subject in found["subjects"]}
+        reached = memory["clusterctl"] / memory[COMPILE]
+        missed = "" if reached <= MEMORY else ": MISSED"
+        lines.append(f"  memory, of {COMPILE}'s: {reached:.2f}, at most {MEMORY} wanted{missed}")
     return lines
 
 
@@ -253,48 +274,6 @@ def speed(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
     return found, table(found)
 
 
-def memory(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
-    """Measure the peak memory of steps, one subject after another; other load on the machine does not change it."""
-    subjects = [
-        Subject("clusterctl", "ours", tuned=True),
-        Subject("torch.compile", "compile", tuned=False),
-        Subject("torch.compile, tuned", "compile", tuned=True),
-        Subject("eager", "eager", tuned=False),
-        Subject("eager, tuned", "eager", tuned=True),
-        Subject("Hugging Face", "huggingface", tuned=False, peer=True),
-    ]
-    with scratch() as folder:
-        field = Field(folder, WORKS["124m-bf16"], options.peers)
-        for subject in [
-            candidate for candidate in subjects if not options.only or candidate.kind in options.only
-        ]:
-            try:
-                take_turns(start_all(field, [subject], log), 0.0, LEAST)
-            finally:
-                subject.end()
-        found = answer(
-            name, field, [candidate for candidate in subjects if candidate.steps or candidate.gone], "seconds"
-        )
-    return found, memory_table(found)
-
-
-def memory_table(found: JsonObject) -> str:
-    lines = ["memory: 124M, bf16, highest resident memory of steps after a warm-up, GB"]
-    measured = [subject for subject in found["subjects"] if "missing" not in subject]
-    lines.append(f"  {'':<26}{'without libraries':>15}{'whole':>8}{'ours is':>9}")
-    for subject in measured:
-        of = measured[0]["memory"] / subject["memory"]
-        lines.append(
-            f"  {subject['subject']:<26}{subject['memory'] / 1e9:>15.2f}{subject['peak'] / 1e9:>8.2f}{of:>8.2f}x"
-        )
-    compiled = next((subject for subject in measured if subject["subject"] == COMPILE), None)
-    if compiled:
-        reached = measured[0]["memory"] / compiled["memory"]
-        missed = "" if reached <= MEMORY else ": MISSED"
-        lines.append(f"  of torch.compile's: {reached:.2f}, at most {MEMORY} wanted{missed}")
-    return "\n".join(lines + not_there(found))
-
-
 def losses(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
     from bench.train.losses import losses_row, losses_table
 
@@ -303,20 +282,9 @@ def losses(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
     return found, losses_table(found)
 
 
+TUNED = ("124m-bf16-tuned", "124m-fp32-tuned", "6x384-bf16-tuned")
 ROWS: dict[str, Callable[[str, argparse.Namespace], tuple[JsonObject, str]]] = {
-    "124m-bf16": speed,
-    "124m-bf16-tuned": speed,
-    "124m-fp32": speed,
-    "124m-fp32-tuned": speed,
-    "6x384-bf16": speed,
-    "6x384-bf16-tuned": speed,
-    "6x384-fp32": speed,
-    "ranks-bf16": speed,
-    "ranks-fp32": speed,
-    "llama-124m-bf16": speed,
-    "llama-124m-fp32": speed,
-    "1.3b-bf16": speed,
-    "memory": memory,
+    **dict.fromkeys((*WORKS, *TUNED), speed),
     "losses": losses,
 }
 DEFAULT = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.field import ROOT
+from bench.field import ROOT, free_port
 from bench.train.spec import ModelWork, Spec, StepFigures
 from clusterctl.wire.contract import MALLOC_TUNING
 from trainer.config.train_config import TrainConfig
@@ -181,17 +180,9 @@ class Field:
             with log_file.open("wb") as log:
                 for rank in range(self.work.ranks):
                     env = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                    subject.processes.append(
-                        subprocess.Popen(
-                            argv,
-                            env=env,
-                            cwd=self.folder,
-                            stdin=subprocess.PIPE,
-                            stdout=subprocess.PIPE,
-                            stderr=log,
-                            text=True,
-                        )
-                    )
+                    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
+                    started = subprocess.Popen(argv, env=env, cwd=self.folder, text=True, **pipes)
+                    subject.processes.append(started)
             first = subject.answer()
         except OSError as error:
             raise Gone(f"{argv[0]}: {error.strerror}") from None
@@ -229,9 +220,6 @@ class Field:
         environment = {
             key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "CLUSTERCTL_"))
         }
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
         # Start with an empty inductor cache, so that the warm-up includes compilation, as in a first run.
         return {
             **environment,
@@ -239,7 +227,7 @@ class Field:
             "WORLD_SIZE": str(self.work.ranks),
             "LOCAL_WORLD_SIZE": str(self.work.ranks),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
+            "MASTER_PORT": str(free_port()),
             "GLOO_SOCKET_IFNAME": "lo",
             "CLUSTERCTL_DEVICE_KIND": self.work.device.split(":")[0],
             "OMP_NUM_THREADS": str(self.threads),

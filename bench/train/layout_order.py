@@ -17,12 +17,13 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.field import Option, in_turn, read_options, timed
 from bench.train.ranks import run, train
 from trainer.plan.hardware import hardware_of
 from trainer.plan.resolve import plan_config
@@ -89,12 +90,7 @@ def be_rank(precision: str) -> None:
 
 def _seconds(work: Any, times: int) -> float:
     """Return the median of the measured seconds, without the first fifth of them."""
-    took = []
-    for _ in range(times):
-        began = time.perf_counter()
-        work()
-        took.append(time.perf_counter() - began)
-    return statistics.median(took[times // 5 :])
+    return statistics.median([timed(work) for _ in range(times)][times // 5 :])
 
 
 def machine(ranks: int, precision: str) -> Machine:
@@ -150,26 +146,23 @@ def rows(ranks: int, rounds: int, precision: str, only: str) -> Iterator[Row]:
         file=sys.stderr,
     )
     chosen = {name: part for name, part in layouts(ranks, precision, figures) if only in name}
-    took = {name: min(measured(part, ranks) for _ in range(1)) for name, part in chosen.items()}
-    for _ in range(rounds - 1):
-        took = {name: min(took[name], measured(part, ranks)) for name, part in chosen.items()}
+    took = in_turn({name: partial(measured, part, ranks) for name, part in chosen.items()}, rounds)
     for name, part in chosen.items():
         step = predicted(part, ranks)
         parts = {key: value for key, value in asdict(step).items() if key != "tokens"}
-        yield Row(name, step.seconds, took[name], parts)
+        yield Row(name, step.seconds, min(took[name]), parts)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    arguments = read_options(
+        __doc__,
+        ranks=4,
+        rounds=3,
+        only="",
+        precision=Option("fp32", "", ("fp32", "bf16")),
+        json=False,
+        rank=Option(str, argparse.SUPPRESS),
     )
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", metavar="WORD")
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rank", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
     if arguments.rank:
         be_rank(arguments.rank)
     found = list(rows(arguments.ranks, arguments.rounds, arguments.precision, arguments.only))

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bench.field import Option, read_options, status_of
 from bench.train.ranks import run, write_config
 from trainer.env import Env
 from trainer.plan.memory import stages
@@ -68,14 +69,6 @@ class Row:
     off: float
 
 
-def resident(key: str) -> int:
-    """Return a memory figure of this process, as the kernel reports it, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) * 1024
-    raise KeyError(key)
-
-
 def be_rank(file: Path) -> None:
     """Train as one rank; print the peak memory in bytes."""
     import torch
@@ -86,15 +79,15 @@ def be_rank(file: Path) -> None:
     config = read_config(json.loads(file.read_text()), environment.world_size)
     warm = torch.randn(256, 256, requires_grad=True)
     (warm @ warm).sum().backward()
-    before = resident("VmRSS")
+    before = 1024 * status_of("self", "VmRSS")
     # Measure the peak from here on.
     Path("/proc/self/clear_refs").write_text("5")
     highest = 0
 
     def stop() -> bool:
         nonlocal highest
-        highest = max(highest, resident("VmHWM"))
-        print(resident("VmHWM") - before, file=sys.stderr)
+        highest = max(highest, 1024 * status_of("self", "VmHWM"))
+        print(1024 * status_of("self", "VmHWM") - before, file=sys.stderr)
         return False
 
     run_training(config, environment, file.parent / f"run-{environment.rank}", stop)
@@ -124,13 +117,7 @@ def rows(only: str) -> Iterator[Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default="", metavar="WORD")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = read_options(__doc__, only="", json=False, rank=Option(Path, argparse.SUPPRESS))
     if arguments.rank:
         be_rank(arguments.rank)
     worst = 0.0

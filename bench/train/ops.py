@@ -16,7 +16,6 @@ DeepSpeed's AdamW takes part if it is installed. `python -m bench.hardware` meas
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -27,6 +26,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from bench.field import Option, aligned, in_turn, read_options, timed
 from clusterctl.wire.contract import MALLOC_TUNING
 
 # The number of tensors, each of 1,048,576 numbers.
@@ -138,11 +138,7 @@ def copy_rate(clock: Callable[[], float]) -> float:
     import torch
 
     source, target = torch.ones(2, 1 << 26)
-    times = []
-    for _ in range(7):
-        start = clock()
-        target.copy_(source)
-        times.append(clock() - start)
+    times = [timed(lambda: target.copy_(source), clock) for _ in range(7)]
     return 2 * source.nbytes / statistics.median(times[2:])
 
 
@@ -221,14 +217,11 @@ def of_weights(op: str, backend: str, both: list, request: Request, clock: Calla
             runs[other[0]] = partial(
                 other[1].step, gradients, [None if x is None else x.clone() for x in lowered]
             )
-        times: dict[str, list[float]] = {name: [] for name in runs}
         before = copy_rate(clock)
-        for _ in range(request.repeat + 2):
-            for name, run in runs.items():
-                start = clock()
-                run()
-                times[name].append(clock() - start)
-        ms = {name: statistics.median(own[2:]) * 1e3 for name, own in times.items()}
+        times = in_turn(
+            {name: partial(timed, run, clock) for name, run in runs.items()}, request.repeat, warm=2
+        )
+        ms = {name: statistics.median(own) * 1e3 for name, own in times.items()}
         eager, ours = ms.pop("eager"), ms.pop("ours")
         rate = (before + copy_rate(clock)) / 2
         # AdamW reads weight, gradient and two averages; it writes all but the gradient, and a bf16 copy.
@@ -264,11 +257,8 @@ def other_adamw(held: list) -> tuple[str, Any] | None:
 
 def medians(ops: list[Callable], inputs: tuple, repeat: int, clock: Callable[[], float]) -> list[float]:
     """Return the median milliseconds of each op; they run in turn, after two warm-up rounds."""
-    times: list[list[float]] = [[] for _ in ops]
-    for _ in range(repeat + 2):
-        for op, own in zip(ops, times, strict=True):
-            own.append(run_once(op, inputs, clock))
-    return [statistics.median(own[2:]) * 1e3 for own in times]
+    ways = {str(number): partial(run_once, op, inputs, clock) for number, op in enumerate(ops)}
+    return [statistics.median(own) * 1e3 for own in in_turn(ways, repeat, warm=2).values()]
 
 
 def run_once(op: Callable, inputs: tuple, clock: Callable[[], float]) -> float:
@@ -290,16 +280,15 @@ def run_once(op: Callable, inputs: tuple, clock: Callable[[], float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--repeat", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=0, help="0: torch's default")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument(
-        "--compile", action="store_true", help="also measure torch.compile, which takes minutes"
+    options = read_options(
+        __doc__,
+        repeat=15,
+        threads=Option(0, "0: torch's default"),
+        json=False,
+        compile=Option(False, "also measure torch.compile, which takes minutes"),
+        only=Option((), "measure only these ops"),
+        levels=Option(False, "measure attention at each instruction set"),
     )
-    parser.add_argument("--only", nargs="+", default=(), metavar="OP", help="measure only these ops")
-    parser.add_argument("--levels", action="store_true", help="measure attention at each instruction set")
-    options = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in MALLOC_TUNING.items()):
         # glibc reads these variables before main(), so the process restarts itself with them.
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **MALLOC_TUNING})
@@ -311,13 +300,15 @@ def main() -> None:
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
-    heads = ("eager ms", "compiled", "native ms", "ratio", "over least")
-    print(f"{'op':<21}{'backend':<9}{'case':<22}{'type':<10}{''.join(f'{head:>11}' for head in heads)}")
+    lines: list[tuple[object, ...]] = [
+        ("op", "backend", "case", "type", "eager ms", "compiled", "native ms", "ratio", "over least", "")
+    ]
     for row in rows:
         values = (row.eager_ms, row.compiled_ms, row.native_ms, row.ratio, row.over_least)
-        columns = "".join(f"{'-' if value is None else f'{value:.2f}':>11}" for value in values)
-        others = "".join(f"  {name} {ms:.2f} ms" for name, ms in row.others.items())
-        print(f"{row.op:<21}{row.backend:<9}{row.case:<22}{row.dtype:<10}{columns}{others}")
+        columns = ("-" if value is None else f"{value:.2f}" for value in values)
+        others = ", ".join(f"{name} {ms:.2f} ms" for name, ms in row.others.items())
+        lines.append((row.op, row.backend, row.case, row.dtype, *columns, others))
+    print(aligned(lines))
 
 
 if __name__ == "__main__":

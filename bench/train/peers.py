@@ -16,57 +16,89 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.train import llama
 from bench.train.spec import ModelWork, rows
 
 Wrap = Callable[[nn.Module], nn.Module]
 
 
 class Attention(nn.Module):
-    def __init__(self, hidden: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+    """Attention of GPT-2 (with biases), or of Llama (with groups of heads and rotated queries and keys)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    def __init__(self, model: Mapping[str, Any]) -> None:
+        super().__init__()
+        hidden, self.heads, self.groups = model["hidden"], model["heads"], model["groups"]
+        self.size, is_llama = hidden // self.heads, model["norm"] == "rms"
+        self.qkv = nn.Linear(hidden, (self.heads + 2 * self.groups) * self.size, bias=not is_llama)
+        self.out = nn.Linear(hidden, hidden, bias=not is_llama)
+
+    def forward(self, x: Tensor, *angles: Tensor) -> Tensor:
+        each = self.qkv(x).unflatten(-1, (-1, self.size)).transpose(1, 2)
+        q, k, v = each.split((self.heads, self.groups, self.groups), 1)
+        if angles:
+            q, k = turned(q, *angles), turned(k, *angles)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.groups)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return queries or keys rotated by their positions."""
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
 class FeedForward(nn.Module):
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, model: Mapping[str, Any]) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+        hidden, self.gated = model["hidden"], model["norm"] == "rms"
+        inner = model["inner"] if self.gated else 4 * hidden
+        self.up = nn.Linear(hidden, (1 + self.gated) * inner, bias=not self.gated)
+        self.down = nn.Linear(inner, hidden, bias=not self.gated)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+        if not self.gated:
+            return self.down(F.gelu(self.up(x), approximate="tanh"))
+        gate, up = self.up(x).chunk(2, -1)
+        return self.down(F.silu(gate) * up)
+
+
+def norm_of(model: Mapping[str, Any]) -> nn.Module:
+    return (nn.RMSNorm if model["norm"] == "rms" else nn.LayerNorm)(model["hidden"], model["eps"])
 
 
 class Block(nn.Module):
-    def __init__(self, hidden: int, heads: int, eps: float) -> None:
+    def __init__(self, model: Mapping[str, Any]) -> None:
         super().__init__()
-        self.norm_1, self.attention = nn.LayerNorm(hidden, eps), Attention(hidden, heads)
-        self.norm_2, self.feed_forward = nn.LayerNorm(hidden, eps), FeedForward(hidden)
+        self.norm_1, self.attention = norm_of(model), Attention(model)
+        self.norm_2, self.feed_forward = norm_of(model), FeedForward(model)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm_1(x))
+    def forward(self, x: Tensor, *angles: Tensor) -> Tensor:
+        x = x + self.attention(self.norm_1(x), *angles)
         return x + self.feed_forward(self.norm_2(x))
 
 
 class Eager(nn.Module):
-    """GPT-2 as an engineer writes it by hand; forward also computes the loss, so that a compiler sees all of it.
+    """GPT-2 or Llama as an engineer writes it by hand; forward also computes the loss, so that a compiler sees it all.
 
     Its parameters have the trainer's names, so that weights can be copied in both directions.
     """
 
     def __init__(self, model: Mapping[str, Any]) -> None:
         super().__init__()
-        hidden, eps = model["hidden"], model["eps"]
+        hidden, size, self.is_llama = (
+            model["hidden"],
+            model["hidden"] // model["heads"],
+            model["norm"] == "rms",
+        )
         self.tokens = nn.Embedding(rows(model["vocab"]), hidden)
-        self.positions = nn.Embedding(model["sequence"], hidden)
-        self.blocks = nn.ModuleList(Block(hidden, model["heads"], eps) for _ in range(model["layers"]))
-        self.norm = nn.LayerNorm(hidden, eps)
+        if not self.is_llama:
+            self.positions = nn.Embedding(model["sequence"], hidden)
+        self.blocks = nn.ModuleList(Block(model) for _ in range(model["layers"]))
+        self.norm = norm_of(model)
+        if self.is_llama:
+            slow = 1.0 / model["rope_base"] ** (torch.arange(0, size, 2) / size)
+            turns = torch.outer(torch.arange(model["sequence"]), slow).repeat(1, 2)
+            self.register_buffer("cos", turns.cos(), persistent=False)
+            self.register_buffer("sin", turns.sin(), persistent=False)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 shrink = (2 * model["layers"]) ** 0.5 if name.endswith(("out.weight", "down.weight")) else 1.0
@@ -76,21 +108,45 @@ class Eager(nn.Module):
 
     def forward(self, batch: Tensor) -> Tensor:
         tokens, targets = batch[:, :-1], batch[:, 1:]
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x, angles = self.tokens(tokens), ()
+        if self.is_llama:
+            angles = tuple(table[: tokens.shape[1]] for table in (self.cos, self.sin))
+            if torch.is_autocast_enabled("cpu"):
+                # Use the type of queries and keys, like transformers: otherwise both would become fp32.
+                angles = tuple(table.bfloat16() for table in angles)
+        else:
+            x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
-            x = block(x)
+            x = block(x, *angles)
         logits = F.linear(self.norm(x), self.tokens.weight)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 class HuggingFace(nn.Module):
-    """transformers' GPT2LMHeadModel with torch's attention."""
+    """transformers' GPT2LMHeadModel or LlamaForCausalLM with torch's attention."""
 
     def __init__(self, model: Mapping[str, Any]) -> None:
         super().__init__()
-        from transformers import GPT2Config, GPT2LMHeadModel
+        import transformers
 
-        config = GPT2Config(
+        if model["norm"] == "rms":
+            config = transformers.LlamaConfig(
+                vocab_size=rows(model["vocab"]),
+                max_position_embeddings=model["sequence"],
+                hidden_size=model["hidden"],
+                intermediate_size=model["inner"],
+                num_hidden_layers=model["layers"],
+                num_attention_heads=model["heads"],
+                num_key_value_heads=model["groups"],
+                rms_norm_eps=model["eps"],
+                rope_parameters={"rope_type": "default", "rope_theta": model["rope_base"]},
+                tie_word_embeddings=True,
+                attn_implementation="sdpa",
+                use_cache=False,
+            )
+            self.model = transformers.LlamaForCausalLM(config)
+            return
+        config = transformers.GPT2Config(
             vocab_size=rows(model["vocab"]),
             n_positions=model["sequence"],
             n_embd=model["hidden"],
@@ -102,7 +158,7 @@ class HuggingFace(nn.Module):
             attn_implementation="sdpa",
             use_cache=False,
         )
-        self.model = GPT2LMHeadModel(config)
+        self.model = transformers.GPT2LMHeadModel(config)
 
     def forward(self, batch: Tensor) -> Tensor:
         # The model's own shift by one would copy the logits, so shift the targets here.
@@ -172,12 +228,6 @@ MODELS: dict[str, Callable[[Mapping[str, Any]], nn.Module]] = {
     "huggingface": HuggingFace,
     "megatron": MegatronCore,
 }
-LLAMAS: dict[str, Callable[[Mapping[str, Any]], nn.Module]] = {
-    "eager": llama.Eager,
-    "compile": llama.Eager,
-    "regional": llama.Eager,
-    "huggingface": llama.HuggingFace,
-}
 NEEDS = {"huggingface": "transformers", "megatron": "megatron.core"}
 
 
@@ -230,8 +280,7 @@ class Peer:
 def build(subject: str, work: ModelWork) -> Peer:
     """Return the peer with this name."""
     torch.manual_seed(work.seed)
-    models = LLAMAS if work.model["norm"] == "rms" else MODELS
-    model = models[subject]({**work.model, "precision": work.precision}).to(work.device)
+    model = MODELS[subject]({**work.model, "precision": work.precision}).to(work.device)
     if work.narrow:
         model = model.bfloat16()
     wraps: dict[str, Wrap] = {"compile": torch.compile, "regional": compile_blocks}

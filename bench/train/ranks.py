@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.field import ROOT
+from bench.field import ROOT, free_port
 from clusterctl.wire.contract import MALLOC_TUNING
 from trainer.corpus.indexed import Writer
 
@@ -23,9 +22,6 @@ class Failed(Exception):
 
 def environments(ranks: int) -> list[dict[str, str]]:
     """Return the environment of every rank; the cores are divided among them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     shared = {
         **os.environ,
         **MALLOC_TUNING,
@@ -33,7 +29,7 @@ def environments(ranks: int) -> list[dict[str, str]]:
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
+        "MASTER_PORT": str(free_port()),
         "GLOO_SOCKET_IFNAME": "lo",
         "CLUSTERCTL_DEVICE_KIND": "cpu",
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),

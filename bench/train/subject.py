@@ -17,19 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from bench.field import status_of
 from bench.train.activities import Recorder, runtime_of, wait
 from bench.train.spec import Spec, StepFigures
 
 # The size of the first matrix product, which makes libraries load their parts for the first use.
 WARM = 256
-
-
-def resident(key: str) -> int:
-    """Return a figure of this process from the kernel, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) * 1024
-    raise KeyError(key)
 
 
 class Gate:
@@ -51,7 +44,7 @@ class Gate:
         if self.device == "cpu":
             warm = torch.randn(WARM, WARM, requires_grad=True)
             (warm @ warm).sum().backward()
-            self.base = resident("VmRSS")
+            self.base = 1024 * status_of("self", "VmRSS")
         else:
             # A peak cannot be asked of a runtime that has not started.
             runtime_of(self.device)
@@ -67,7 +60,7 @@ class Gate:
     def peak(self) -> int:
         """Return the peak memory in bytes, of this process or on its device."""
         if self.device == "cpu":
-            return resident("VmHWM")
+            return 1024 * status_of("self", "VmHWM")
         return int(runtime_of(self.device).max_memory_allocated(self.device))
 
     def step_done(

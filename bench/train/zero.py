@@ -1,6 +1,6 @@
 """Measure seconds per step, and bytes that a rank sends per step and parameter, with ZeRO 0 and 1 over loopback.
 
-    unshare -rn python -m bench.train.zero [--ranks 2,4] [--rounds 3] [--precision bf16]
+    unshare -rn python -m bench.train.zero [--ranks 2 4] [--rounds 3] [--precision bf16]
 
 `unshare` gives the ranks a loopback device of their own, so that only their bytes are counted. The levels are trained
 in turn. The fastest median of a round counts, because other load on the machine only makes a step slower.
@@ -8,13 +8,13 @@ in turn. The fastest median of a round counts, because other load on the machine
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from bench.field import read_options
 from bench.train.ranks import train
 
 MODEL = {"layers": 6, "hidden": 768, "heads": 12, "sequence": 128, "vocab": 8192}
@@ -41,16 +41,10 @@ def measure(ranks: int, zero: int, precision: str) -> tuple[float, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--ranks", default="2,4")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--precision", default="bf16")
-    options = parser.parse_args()
+    options = read_options(__doc__, ranks=(2, 4), rounds=3, precision="bf16")
     # A new namespace has its loopback device down.
     subprocess.run(["ip", "link", "set", "lo", "up"], check=False)
-    for ranks in map(int, options.ranks.split(",")):
+    for ranks in options.ranks:
         rounds = [[measure(ranks, zero, options.precision) for zero in (0, 1)] for _ in range(options.rounds)]
         for zero, measured in enumerate(zip(*rounds, strict=True)):
             seconds, sizes = zip(*measured, strict=True)

@@ -13,10 +13,10 @@ On a busy machine the processor seconds, the least of all steps, are most reliab
 from __future__ import annotations
 
 import argparse
-import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -25,6 +25,8 @@ from numpy.random import RandomState
 from torch import Tensor
 
 import native
+from bench.field import Option, in_turn, read_options, timed
+from bench.serve.scoring import take_weights
 from trainer.config.lora import LoraConfig
 from trainer.config.model import ModelConfig
 from trainer.config.parts import OptimizerConfig
@@ -38,9 +40,6 @@ from trainer.parallel.group import Group, Groups
 from trainer.parallel.tensor import ALONE
 from trainer.tune.examples import UNCOUNTED, joined
 from trainer.tune.task import tuned_model
-from trainer.weights.families.registry import FAMILIES
-from trainer.weights.lazy import in_memory
-from trainer.weights.rules import rules_of, to_ours
 
 SIZES = {"124M": (12, 768, 12), "20M": (6, 256, 8)}
 EXAMPLES, LONGEST, SHORTEST = 8, 128, 32
@@ -102,16 +101,7 @@ def ours(
     group = Group.join(Env(device_kind="cpu", threads=threads), device)
     groups = Groups.of(group, config.layout(1), False, 1)
     model = tuned_model(config, native.choose("cpu"), ALONE, NOTHING, ())
-    prefix = FAMILIES["gpt2"].prefixes[0]
-    held = {
-        name.removeprefix(prefix): in_memory(tensor.detach().clone())
-        for name, tensor in peer.named_parameters()
-    }
-    parameters = dict(model.named_parameters())
-    with torch.no_grad():
-        for rule in rules_of(FAMILIES["gpt2"].rules, size.layers, parameters):
-            whole = to_ours(rule, size, held).whole()
-            parameters[rule.ours][: len(whole)].copy_(whole)
+    take_weights(model, size, peer)
     engine = TorchEngine(model, config, groups, device)
     pairs = []
     for tokens, start in rows:
@@ -139,43 +129,34 @@ def measure(name: str, lora: bool, equal: bool, arguments: argparse.Namespace) -
     steps = [ours(peer, replace(size), lora, rows, arguments)]
     settings = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=["c_attn"], fan_in_fan_out=True)
     steps.append(theirs(peft.get_peft_model(peer, settings) if lora else peer, rows, arguments.precision))
-    first, seconds = [step() for step in steps], list[list[float]]()
-    used = list[list[float]]()
-    for _ in range(arguments.steps):
-        seconds.append([])
-        used.append([])
-        for step in steps:
-            began, before = time.perf_counter(), processor_seconds()
-            step()
-            seconds[-1].append(time.perf_counter() - began)
-            used[-1].append(processor_seconds() - before)
-    own, other = (median(times[at] for times in seconds) for at in (0, 1))
+    first = [step() for step in steps]
+
+    def used(step: Step) -> tuple[float, float]:
+        before = time.process_time()
+        return timed(step), time.process_time() - before
+
+    ways = {"ours": partial(used, steps[0]), "theirs": partial(used, steps[1])}
+    mine, peers = in_turn(ways, arguments.steps).values()
+    own, other = (median(seconds for seconds, _ in side) for side in (mine, peers))
     difference = abs(first[0] - first[1])
-    ratios = sorted(times[1] / times[0] for times in seconds)
+    ratios = sorted(b / a for (a, _), (b, _) in zip(mine, peers, strict=True))
     print(
         f"| {name} | {1 / own:.2f} | {1 / other:.2f} | {other / own:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        f" | {min(own for own, _ in used):.2f} | {min(other for _, other in used):.2f} | {difference:.0e} |",
+        f" | {min(cpu for _, cpu in mine):.2f} | {min(cpu for _, cpu in peers):.2f} | {difference:.0e} |",
         flush=True,
     )
 
 
-def processor_seconds() -> float:
-    """Return the processor time of this process so far, in all its threads."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    arguments = read_options(
+        __doc__,
+        threads=2,
+        steps=3,
+        only=Option(str, "only adapters, or only all weights", ("lora", "all")),
+        precision=Option("fp32", "", ("fp32", "bf16")),
+        model=Option("124M", "", tuple(SIZES)),
     )
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--only", choices=("lora", "all"), help="only adapters, or only all weights")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--model", choices=SIZES, default="124M")
-    arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     print(
         f"GPT-2 {arguments.model}, {arguments.threads} threads, {arguments.precision}, {EXAMPLES} examples a step"

@@ -9,10 +9,8 @@ make it, for the leader to write, check and publish it, and for a rank to read i
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 import native
+from bench.field import Option, free_port, read_options
 from tests.support.checkpoints import MANIFEST
 from trainer.checkpoint.board import Board
 from trainer.checkpoint.names import Shape, tensor_table
@@ -94,21 +93,14 @@ def seconds(times: dict[str, float], key: str, work: Callable[[], T]) -> T:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--divided", default="shares", choices=("shares", "rows"))
-    options = parser.parse_args()
+    options = read_options(__doc__, divided=Option("shares", "", ("shares", "rows")))
     with torch.device("meta"):
         whole = GPT(MODEL, native.choose("cpu"))
         shapes: dict[str, Shape] = shapes_of(whole, whole.parallel)
     order = SaveOrder(
         replace(MANIFEST, step=1, tensors=tensor_table(shapes, True)), "rehearsal", KeepConfig()
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    store = dist.TCPStore("127.0.0.1", port, 1, True, timedelta(seconds=60))
+    store = dist.TCPStore("127.0.0.1", free_port(), 1, True, timedelta(seconds=60))
     boards = [Board(Group(rank, WORLD, Device("cpu"), store=store), "saves") for rank in (0, 1)]
     folder, times = Path(tempfile.mkdtemp(prefix="manifest-")), dict[str, float]()
     try:

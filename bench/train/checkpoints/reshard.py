@@ -10,12 +10,10 @@ the model, load the universal checkpoint and take a step. Other load on the mach
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.field import Option, read_options
+from bench.field import run as run_command
 from bench.runs.times import first_step
 from bench.train.checkpoints.deepspeed import GLOBAL_BATCH, SEQUENCE, start_ranks
 from bench.train.ranks import ROOT, run, write_config
@@ -68,11 +68,7 @@ def convert(folder: Path) -> float:
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
     shutil.rmtree(folder / "universal", ignore_errors=True)
-    began = time.monotonic()
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr[-2000:])
-    return time.monotonic() - began
+    return run_command(argv, env=environment).wall
 
 
 @dataclass(frozen=True)
@@ -94,12 +90,9 @@ def take_round(folder: Path, theirs: Path, size: str) -> Round:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = read_options(
+        __doc__, size="gpt2-124M", rounds=Option(3, "of each program in turn; medians are shown")
     )
-    parser.add_argument("--size", default="gpt2-124M")
-    parser.add_argument("--rounds", type=int, default=3, help="of each program in turn; medians are shown")
-    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         file = write_config(folder, config_of(options.size, 1))
