@@ -9,7 +9,7 @@ from pathlib import Path
 from clusterctl.wire.results import Figure
 from trainer.corpus.tokenizer import GLM_TOKENS
 from trainer.errors import DataError
-from trainer.evaluate.request import Example, Score
+from trainer.evaluate.request import Score
 from trainer.evaluate.rows import Record, read_records
 from trainer.evaluate.statistics import mean
 from trainer.evaluate.task import Inputs, accuracy
@@ -36,19 +36,11 @@ class Choices:
         self.convention = inputs.pick("choice", ("glm-cloze",) if inputs.reader.glm else CONVENTIONS)
         self.questions = read_choices(inputs.data)[: inputs.limit or None]
         self.examples = [
-            self._cloze(question, inputs) if inputs.reader.glm else self._continued(question, inputs)
+            inputs.reader.cloze(*around_mask(inputs.data, question), question.texts)
+            if inputs.reader.glm
+            else inputs.reader.continuations(question.context, [f" {text}" for text in question.texts])
             for question in self.questions
         ]
-
-    def _continued(self, question: Choice, inputs: Inputs) -> Example:
-        pairs = [inputs.reader.continuation(question.context, f" {text}") for text in question.texts]
-        return Example(tuple(request for request, _ in pairs), any(cut for _, cut in pairs))
-
-    def _cloze(self, question: Choice, inputs: Inputs) -> Example:
-        before, after = around_mask(inputs.data, question)
-        source, mask = inputs.reader.cloze_source(before, after)
-        targets = [inputs.reader.tokenizer.encode(f" {text}") for text in question.texts]
-        return inputs.reader.cloze(source, mask, targets)
 
     def metrics(self, scores: Sequence[Sequence[Score]]) -> dict[str, Figure]:
         plain, by_length = [], []

@@ -90,15 +90,12 @@ def _question(record: Record) -> Question:
 def _continued(question: Question, inputs: Inputs) -> Example:
     context = f"{question.premise.strip()[:-1]} {_CONTINUED[question.asks]}"
     texts = [f" {choice[0].lower()}{choice[1:]}" for choice in question.choices]
-    pairs = [inputs.reader.continuation(context, text) for text in texts]
-    return Example(tuple(request for request, _ in pairs), any(cut for _, cut in pairs))
+    return inputs.reader.continuations(context, texts)
 
 
 def _cloze(question: Question, inputs: Inputs) -> Example:
     before, answers = cloze_texts(question, inputs.pattern)
-    source, mask = inputs.reader.cloze_source(before, ".")
-    targets = [inputs.reader.tokenizer.encode(f" {answer}") for answer in answers]
-    return inputs.reader.cloze(source, mask, targets)
+    return inputs.reader.cloze(before, ".", answers)
 
 
 def cloze_texts(question: Question, pattern: int) -> tuple[str, tuple[str, str]]:

@@ -48,6 +48,11 @@ class Reader:
         ids = (before or [self.start], whole[len(before) :])
         return self.cut(*ids)
 
+    def continuations(self, context: str, targets: Sequence[str]) -> Example:
+        """Return the requests for several targets that continue a context."""
+        pairs = [self.continuation(context, target) for target in targets]
+        return Example(tuple(request for request, _ in pairs), any(cut for _, cut in pairs))
+
     def cut(self, context: Sequence[int], target: Sequence[int]) -> tuple[Request, bool]:
         """Return a request whose context keeps the last tokens that fit the window, and whether the context was cut."""
         room = self.window + 1 - len(target)
@@ -86,8 +91,10 @@ class Reader:
         head = [self.glm.enc, *self.tokenizer.encode(before)]
         return (*head, self.glm.mask, *self.tokenizer.encode(after), self.glm.eos), len(head)
 
-    def cloze(self, source: tuple[int, ...], mask: int, answers: Sequence[Sequence[int]]) -> Example:
+    def cloze(self, before: str, after: str, texts: Sequence[str]) -> Example:
         """Return the requests for the answers to a cloze question; refuse a question that does not fit the window."""
+        source, mask = self.cloze_source(before, after)
+        answers = [self.tokenizer.encode(f" {text}") for text in texts]
         length = len(source) + max(map(len, answers))
         if length > self.window:
             problem = f"a question has {length} tokens, but the model reads {self.window} at most"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -37,15 +37,8 @@ class CachedSequence:
         """Return a sequence with the same tokens that shares all pages of this one."""
         for page in self.pages:
             pages.share(page)
-        return CachedSequence(
-            self.source,
-            list(self.ids),
-            list(self.first),
-            list(self.second),
-            list(self.pages),
-            self.computed,
-            self.known,
-        )
+        ids, first, second = list(self.ids), list(self.first), list(self.second)
+        return replace(self, ids=ids, first=first, second=second, pages=list(self.pages))
 
     def make_room(self, end: int, pages: Pages, network: Network) -> None:
         """Get pages for the positions up to `end`; copy a shared page before it is written."""

@@ -15,7 +15,6 @@ from trainer.model.attention.sight import Sight, picked
 from trainer.model.gpt import GPT
 from trainer.model.masks import UNCOUNTED
 from trainer.model.rotary import turns
-from trainer.model.token_ids import check_token_ids
 from trainer.parallel.tensor import SEQUENCE
 from trainer.tune.progress import CountsAnswers
 
@@ -57,10 +56,6 @@ class ExamplesModel(CountsAnswers, GPT):
         seen = documents[:, : at.shape[1] * (self.context.rank + 1)]
         window = config.window if config.window < documents.shape[1] else 0
         return Sight(native.Mask(window, seen), turning, self.context, self.aux_weight)
-
-    def check_ids(self, micro: Sequence[Tensor]) -> None:
-        """Raise DataError if a token is outside the vocabulary."""
-        check_token_ids(micro[0], self.config.vocab)
 
     @property
     def counts_vary(self) -> bool:

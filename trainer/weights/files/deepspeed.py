@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -191,15 +191,21 @@ def _with_shards(
         found = _from_stage_3(documents, shapes, files)
     else:
         found = _from_stage_1(documents, shapes, files)
-    held: dict[str, dict[str, Lazy]] = {kind: {} for kind in (MASTERS, *MOMENTS)}
-    for name, flat in found:
-        for kind, tensor in flat.items():
-            held[kind][name] = tensor
+    held = _by_kind(found)
     # With ZeRO 3 the module contains empty tensors.
     filled = {name: tensor for name, tensor in state.weights.items() if tensor.rows}
     weights = {**filled, **held.pop(MASTERS)}
     moments = {kind: named for kind, named in held.items() if named}
     return NamedState(weights, moments), _steps(documents[0])
+
+
+def _by_kind(found: Iterable[tuple[str, Flat]]) -> dict[str, dict[str, Lazy]]:
+    """Return masters and averages by kind and name."""
+    held: dict[str, dict[str, Lazy]] = {kind: {} for kind in (MASTERS, *MOMENTS)}
+    for name, flat in found:
+        for kind, tensor in flat.items():
+            held[kind][name] = tensor
+    return held
 
 
 def _shapes(document: Mapping[str, Any], folder: Path) -> list[dict[str, Shape]]:
@@ -413,10 +419,7 @@ def _undivided(
     if optimizer.get("fp32_groups_flat") is not None:
         document = {"base_optimizer_state": inner, ROWS: optimizer["fp32_groups_flat"]}
         shapes = _guessed(weights, [document], {0: file})
-        held: dict[str, dict[str, Lazy]] = {kind: {} for kind in (MASTERS, *MOMENTS)}
-        for name, flat in _from_stage_1([document], shapes, {0: file}):
-            for kind, tensor in flat.items():
-                held[kind][name] = tensor
+        held = _by_kind(_from_stage_1([document], shapes, {0: file}))
         whole = sum(row[MASTERS].rows for row in _rows_of_rank(document, ROWS, file))
         placed = sum(math.prod(shape) for group in shapes for shape in group.values())
         masters = held.pop(MASTERS)
