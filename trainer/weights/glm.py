@@ -15,7 +15,7 @@ from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.model.cuts import Cut
 from trainer.weights.contents import Contents, Progress
-from trainer.weights.files.deepspeed import Saved, read_step
+from trainer.weights.files.deepspeed import Saved, files_of, read_step, step_folder
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.known_sizes import heads_for, vocab_for
 from trainer.weights.lazy import Lazy
@@ -93,17 +93,8 @@ def _progress(saved: Saved | None) -> Progress:
 
 def _files(folder: Path) -> dict[int, Path]:
     """Return the files of the ranks, in the folder or in the one that `latest` names."""
-    pointer = folder / LATEST
-    if pointer.is_file():
-        tag = pointer.read_text(errors="replace")[:256].strip()
-        if not tag or tag != Path(tag).name or tag in (".", ".."):
-            raise CheckpointError(f"{pointer}: {tag!r} is not the name of a folder")
-        folder = folder / tag
-    found = {}
-    for path in folder.glob("mp_rank_*_model_states.pt"):
-        if match := _FILE.fullmatch(path.name):
-            found[int(match[1])] = path
-    return found
+    found = files_of(step_folder(folder, (LATEST,)), _FILE)
+    return {rank: path for (rank,), path in found.items()}
 
 
 def _tensors(file: Path) -> dict[str, Lazy]:

@@ -54,9 +54,9 @@ class Saved:
     """Why the optimizer's state cannot be read; None if it can."""
 
 
-def step_folder(folder: Path) -> Path:
+def step_folder(folder: Path, pointers: Sequence[str] = POINTERS) -> Path:
     """Return the folder with the files: this folder, or the one that its pointer names."""
-    for name in POINTERS:
+    for name in pointers:
         pointer = folder / name
         if pointer.is_file():
             tag = pointer.read_text(errors="replace")[:256].strip()
