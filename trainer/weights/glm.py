@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,15 @@ from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.part import MOMENTS
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
-from trainer.model.cuts import Cut
+from trainer.weights.attention import Rows
 from trainer.weights.contents import Contents, Progress
 from trainer.weights.files.deepspeed import Saved, files_of, read_step, step_folder
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.known_sizes import heads_for, vocab_for
 from trainer.weights.lazy import Lazy
-from trainer.weights.megatron.names import IGNORED, core_name, core_of, flat, layer_of
-from trainer.weights.ours import cuts_for, shapes_for
-from trainer.weights.rules import check_shapes, refuse_unknown, unpadded
-from trainer.weights.tensor_parts import joined
+from trainer.weights.megatron.names import core_name, core_of, flat, layer_of
+from trainer.weights.megatron.ranks import mapped
+from trainer.weights.ours import shapes_for
 
 LATEST = "latest"
 _FILE = re.compile(r"mp_rank_(\d{2})_model_states\.pt")
@@ -56,30 +55,22 @@ def read_glm(folder: Path, request: ImportRequest) -> Contents:
     if any(set(held) != names for held in ranks) or BLOCK_POSITIONS not in names:
         raise CheckpointError(f"{folder}: the ranks' files contain different tensors, or not those of a GLM")
     model, notes = _model(folder, ranks[0], len(ranks), request, read_torch(files[0]))
-    shapes, cuts = shapes_for(model), cuts_for(model)
-    refuse_unknown(str(folder), [core_of(name) for name in shapes], names, IGNORED)
-    tensors = _whole(model, shapes, cuts, ranks)
-    check_shapes(str(folder), shapes, tensors)
+    tensors = _whole(folder, model, ranks)
     for moment in MOMENTS if saved else ():
         averages = [_renamed(own.moments.get(moment, {})) for own in saved.ranks] if saved else []
-        if not all(core_of(name) in held for held in averages for name in shapes):
+        if not all(core_of(name) in held for held in averages for name in shapes_for(model)):
             raise InputError(f"{folder}: contains no optimizer state", "leave out --state")
-        found = _whole(model, shapes, cuts, averages)
+        found = _whole(folder, model, averages)
         tensors |= {f"{moment}.{name}": tensor for name, tensor in found.items()}
     origin = Origin("glm", str(folder), {"tensor": len(ranks)})
     return Contents(model, tensors, origin, notes=tuple(notes), progress=_progress(saved))
 
 
-def _whole(
-    model: ModelConfig, shapes: Iterable[str], cuts: Mapping[str, Cut], ranks: Sequence[Mapping[str, Lazy]]
-) -> dict[str, Lazy]:
+def _whole(folder: Path, model: ModelConfig, ranks: Sequence[Mapping[str, Lazy]]) -> dict[str, Lazy]:
     """Return the tensors of all ranks, joined and under our names."""
-    tensors = {}
-    for name in shapes:
-        # A rank's rows are all its queries, then its keys, then its values, as in our order.
-        whole = joined([held[core_of(name)] for held in ranks], cuts[name])
-        tensors[name] = unpadded(name, whole, model.vocab)
-    return tensors
+    # A rank's rows are all its queries, then its keys, then its values, as in our order.
+    found = {name: [held[name] for held in ranks] for name in ranks[0]}
+    return mapped(str(folder), model, found, Rows.SECTIONS)
 
 
 def _progress(saved: Saved | None) -> Progress:

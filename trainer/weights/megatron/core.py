@@ -15,7 +15,7 @@ from trainer.checkpoint.access import check_access
 from trainer.checkpoint.manifest import Origin
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
-from trainer.weights.attention import from_sections, in_sections, order_of
+from trainer.weights.attention import from_sections, order_of
 from trainer.weights.contents import Contents
 from trainer.weights.files.distcp import METADATA, Chunk, Item, read_distcp, write_folder
 from trainer.weights.files.torch_read import attributes, read_torch
@@ -23,8 +23,8 @@ from trainer.weights.files.torch_write import namespace, write_torch
 from trainer.weights.huggingface import as_json, read_json
 from trainer.weights.lazy import DTYPES, Lazy, cast, padded, reshaped
 from trainer.weights.megatron.config import arguments_for, check_fits, model_of
-from trainer.weights.megatron.names import FUSED, IGNORED, IN_BLOCK, OUTPUT, core_name, core_of, layer_of
-from trainer.weights.megatron.ranks import iteration_folder, progress_of
+from trainer.weights.megatron.names import FUSED, IGNORED, IN_BLOCK, core_name, core_of, layer_of
+from trainer.weights.megatron.ranks import iteration_folder, mapped, progress_of
 from trainer.weights.megatron.sharded_state import (
     cuts_by_core,
     refuse_absent,
@@ -32,8 +32,7 @@ from trainer.weights.megatron.sharded_state import (
     state_in_rows,
     steps_taken,
 )
-from trainer.weights.ours import cuts_for, shapes_for
-from trainer.weights.rules import check_shapes, refuse_unknown, unpadded
+from trainer.weights.ours import cuts_for
 from trainer.weights.target import Target
 
 DESCRIPTION = "metadata.json"
@@ -91,15 +90,8 @@ def read_megatron_core(folder: Path, request: ImportRequest) -> Contents:
 
 def _mapped(path: Path, model: ModelConfig, found: Mapping[str, Lazy]) -> dict[str, Lazy]:
     """Return the tensors of the model under our names."""
-    shapes = shapes_for(model)
-    tied = {OUTPUT} if model.tied else set()
-    refuse_unknown(str(path), [core_of(name) for name in shapes], found.keys() - tied, OTHERS)
-    tensors = {}
-    for name in shapes:
-        whole = in_sections(found[core_of(name)], order_of(name), model.attention)
-        tensors[name] = unpadded(name, whole, model.vocab)
-    check_shapes(str(path), shapes, tensors)
-    return tensors
+    parts = {name: [tensor] for name, tensor in found.items()}
+    return mapped(str(path), model, parts, ignored=OTHERS)
 
 
 def _state(

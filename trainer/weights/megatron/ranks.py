@@ -151,9 +151,10 @@ def contents_of(states: RankStates, form: str, request: ImportRequest, key: str 
     model, notes = model_of(str(states.folder), arguments, found, request)
     if any(count % states.tensor for count in model.attention.counts.values()):
         raise CheckpointError(f"{states.folder}: {states.tensor} ranks do not divide {model.heads} heads")
-    tensors = _mapped(states, model, found)
+    rows = rows_in(states)
+    tensors = mapped(str(states.folder), model, found, rows)
     for moment in MOMENTS if request.state else ():
-        averages = _mapped(states, model, _by_name(states, moment))
+        averages = mapped(str(states.folder), model, _by_name(states, moment), rows)
         tensors |= {f"{moment}.{name}": tensor for name, tensor in averages.items()}
     iteration = states.first.get("iteration")
     facts = {
@@ -164,17 +165,24 @@ def contents_of(states: RankStates, form: str, request: ImportRequest, key: str 
     return Contents(model, tensors, Origin(form, str(states.folder), facts), notes=tuple(notes))
 
 
-def _mapped(states: RankStates, model: ModelConfig, found: Mapping[str, Sequence[Lazy]]) -> dict[str, Lazy]:
-    """Return the tensors of all ranks, joined and under our names."""
+def mapped(
+    source: str,
+    model: ModelConfig,
+    found: Mapping[str, Sequence[Lazy]],
+    rows: Rows = Rows.GROUPS,
+    ignored: str = IGNORED,
+) -> dict[str, Lazy]:
+    """Return the tensors of all ranks, joined and under our names; `rows`: the order of queries, keys and values."""
     shapes, cuts = shapes_for(model), cuts_for(model)
-    rows, own = rows_in(states), model.attention.part(states.tensor)
     tied = {OUTPUT} if model.tied else set()
-    refuse_unknown(str(states.folder), [core_of(name) for name in shapes], found.keys() - tied, IGNORED)
+    refuse_unknown(source, [core_of(name) for name in shapes], found.keys() - tied, ignored)
     tensors = {}
     for name in shapes:
-        parts = [in_sections(part, order_of(name, rows), own) for part in found[core_of(name)]]
-        tensors[name] = unpadded(name, joined(parts, cuts[name]), model.vocab)
-    check_shapes(str(states.folder), shapes, tensors)
+        parts = found[core_of(name)]
+        order, own = order_of(name, rows), model.attention.part(len(parts))
+        whole = joined([in_sections(part, order, own) for part in parts], cuts[name])
+        tensors[name] = unpadded(name, whole, model.vocab)
+    check_shapes(source, shapes, tensors)
     return tensors
 
 
