@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import native
-from bench.serve.decode import Clock, prompts
+from bench.serve.decode import prompts, submitted
 from bench.train import peers
 from bench.train.spec import ModelWork
 from tests.support.suppressed import Calls, Counting, Suppressed, without_launches
@@ -34,11 +34,8 @@ from trainer.config.layout import Layout
 from trainer.config.model import ModelConfig
 from trainer.config.train_config import TrainConfig
 from trainer.engine.torch_engine import TorchEngine
-from trainer.generate.batcher import Batcher
 from trainer.generate.device_network import DeviceNetwork
 from trainer.generate.network import device_network, reader_of
-from trainer.generate.request import Continuation, Request
-from trainer.generate.sampling import Sampling
 from trainer.model.gpt import GPT
 from trainer.parallel.group import Group, Groups
 from trainer.plan.resolve import try_config
@@ -119,11 +116,8 @@ class Decoder:
         read = reader_of(GPT(config, native.choose("cpu", "reference"), seed=None))
         network = DeviceNetwork(device_network(config, read, "bf16", PAGES, device), device)
         network.captures = captures
-        self.batcher = Batcher(network, PAGES)
-        for ids in prompts(texts, 3, config.vocab):
-            sampling = Sampling(50, temperature=0.0)
-            course = Continuation(ids, sampling, [], config.sequence)
-            self.batcher.submit(Request(course, sampling, Clock(time.perf_counter)))
+        orders = [(ids, 50) for ids in prompts(texts, 3, config.vocab)]
+        self.batcher, _ = submitted(network, orders, time.perf_counter, PAGES)
         self.step()
 
     @torch.inference_mode()

@@ -10,23 +10,22 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 import native
 from bench.hardware.step import emit, part
-from bench.serve.decode import Clock, prompts, run
+from bench.serve.decode import prompts, run, submitted
+from bench.serve.peer import exactly
 from bench.train.activities import Recorder, wait
 from native.decode.paged import PAGE
 from trainer.config.model import ModelConfig
 from trainer.config.model_sizes import SIZES, sized
 from trainer.device import Device
-from trainer.generate.batcher import Batcher
 from trainer.generate.device_network import DeviceNetwork
 from trainer.generate.network import Network, device_network, of_model, reader_of
-from trainer.generate.request import Continuation, Request
-from trainer.generate.sampling import Sampling
 from trainer.model.gpt import GPT
 
 TABLE, PROMPTS = "decoding, bf16", "prompts, bf16"
@@ -85,11 +84,7 @@ def ours(config: ModelConfig, device: str) -> None:
 
 def record(network: Network, pages: int, ids: list[list[int]], new: int) -> Any:
     """Return what the device does in some steps in the middle of texts."""
-    batcher = Batcher(network, pages)
-    for each in ids:
-        sampling = Sampling(new, temperature=0)
-        course = Continuation(each, sampling, [], network.config.sequence)
-        batcher.submit(Request(course, sampling, Clock(time.perf_counter)))
+    batcher, _ = submitted(network, [(each, new) for each in ids], time.perf_counter, pages)
     # The prompts take several steps; a graph is captured in the second one of a token per text.
     while batcher.waiting or any(len(s.ids) - s.computed != 1 for r in batcher.running for s in r.sequences):
         batcher.step()
@@ -124,7 +119,9 @@ def transformers(config: ModelConfig, device: str) -> None:
             about = {"by": name, "texts": texts}
             with part(TABLE, **about), torch.inference_mode():
                 ids = torch.tensor(prompts(texts, length, config.vocab), device=device)
-                few, many = (seconds_of(generate(model, ids, count, more), device) for count in (1, new + 1))
+                few, many = (
+                    seconds_of(partial(exactly, model, ids, count, **more), device) for count in (1, new + 1)
+                )
                 each = (many - few) / new
                 emit(
                     TABLE,
@@ -134,11 +131,6 @@ def transformers(config: ModelConfig, device: str) -> None:
                     **{"GB moved": gigabytes(config, texts, length + new // 2)},
                 )
                 emit(PROMPTS, **about, tokens=length, s=few, **{"tokens/s": texts * length / few})
-
-
-def generate(model: Any, ids: torch.Tensor, count: int, more: dict[str, str]) -> Callable[[], object]:
-    exact = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
-    return lambda: model.generate(ids, attention_mask=torch.ones_like(ids), **exact, **more)
 
 
 def seconds_of(work: Callable[[], object], device: str) -> float:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from bench import field
-from bench.field import sandbox, user_environment
+from bench.field import run, sandbox, user_environment
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.sandbox import demo
 from clusterctl.sandbox.cluster import Sandbox
@@ -70,12 +69,7 @@ class Ground:
     def clusterctl(self, *arguments: str) -> str:
         """Run the launcher and return its output; a failure ends the benchmark."""
         argv = [sys.executable, "-m", "clusterctl", *arguments]
-        done = subprocess.run(
-            argv, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=LIMIT
-        )
-        if done.returncode:
-            raise SystemExit(f"clusterctl {' '.join(arguments)}: {done.returncode}: {done.stderr.strip()}")
-        return done.stdout
+        return run(argv, cwd=self.folder, env=self.env, timeout=LIMIT).output
 
     def launch(self, *arguments: str) -> RunDir:
         """Start a run that continues in the background."""

@@ -9,12 +9,11 @@ which take turns.
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 
-from bench.field import in_turn, read_options, sandbox, spread, timed, user_environment, wait_for
+from bench.field import in_turn, read_options, run, sandbox, spread, timed, user_environment, wait_for
 from clusterctl.sandbox import cluster, namespaces, slurm
 
 NODES = 4
@@ -58,12 +57,7 @@ class Place:
         self.env = user_environment("SLURM_", HOME=str(self.folder / "home"))
 
     def __call__(self, words: Sequence[str]) -> str:
-        done = subprocess.run(
-            [self.script, *words], cwd=self.folder, env=self.env, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            sys.exit(f"{' '.join(words)[:100]}: {done.stdout}{done.stderr}")
-        return done.stdout
+        return run([self.script, *words], cwd=self.folder, env=self.env).output
 
     def allocation(self, words: Sequence[str], job: str) -> str:
         """Run a command as inside the allocation of a job."""
@@ -144,8 +138,8 @@ def submit_line(place: Place, queued: list[float], more: Sequence[str]) -> float
     """
     _settle(place)
     typed, began = time.time(), time.perf_counter()
-    run = place([*OURS, "submit", "slurm", "job.yaml", *more]).strip()
-    folder = place.folder / "runs" / run
+    submitted = place([*OURS, "submit", "slurm", "job.yaml", *more]).strip()
+    folder = place.folder / "runs" / submitted
     _wait(
         lambda: any("the first line" in path.read_text() for path in folder.glob("attempts/1/logs/*/*.out"))
     )

@@ -19,6 +19,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 import torch
 
 import native
+from bench.field import Option, read_options
 from bench.serve import clients, decode, peer
 from trainer.generate.network import of_model
 from trainer.model.gpt import GPT
@@ -38,17 +39,16 @@ def lines(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.serve", description=__doc__)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--peer", action="store_true")
-    parser.add_argument("--cpu", action="store_true", help="seconds of processor time, for a busy machine")
-    parser.add_argument(
-        "--clients", action="store_true", help="of a server, in turn with the same texts in one batch"
+    arguments = read_options(
+        __doc__,
+        threads=2,
+        peer=False,
+        cpu=Option(False, "seconds of processor time, for a busy machine"),
+        clients=Option(False, "of a server, in turn with the same texts in one batch"),
+        weights=Option("fp32", "the type of matrices for --clients"),
+        rounds=Option(5, "of --clients"),
+        only=Option("", "figures whose name contains this"),
     )
-    parser.add_argument("--weights", default="fp32", help="the type of matrices for --clients")
-    parser.add_argument("--rounds", type=int, default=5, help="of --clients")
-    parser.add_argument("--only", default="", help="figures whose name contains this")
-    arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     for line in lines(arguments):
         print(json.dumps({"threads": arguments.threads, "cpu_seconds": arguments.cpu, **line}), flush=True)

@@ -69,17 +69,22 @@ def run(
     pages: int = PAGES,
 ) -> tuple[float, list[Clock]]:
     """Run requests (ids, number of tokens) together; return when they began, and their sinks."""
-    batcher, clocks = Batcher(network, pages), list[Clock]()
-    for ids, count in orders:
-        sampling = Sampling(count, temperature=0)
-        clocks.append(Clock(clock))
-        batcher.submit(
-            Request(Continuation(ids, sampling, [], network.config.sequence), sampling, clocks[-1])
-        )
+    batcher, clocks = submitted(network, orders, clock, pages)
     began = clock()
     while not batcher.idle:
         batcher.step()
     return began, clocks
+
+
+def submitted(
+    network: Network, orders: Sequence[tuple[Sequence[int], int]], clock: Now, pages: int
+) -> tuple[Batcher, list[Clock]]:
+    """Return a batcher that has these requests, and their sinks."""
+    batcher, clocks = Batcher(network, pages), [Clock(clock) for _ in orders]
+    for (ids, count), sink in zip(orders, clocks, strict=True):
+        sampling = Sampling(count, temperature=0)
+        batcher.submit(Request(Continuation(ids, sampling, [], network.config.sequence), sampling, sink))
+    return batcher, clocks
 
 
 def prompts(count: int, length: int, vocab: int = CONFIG.vocab) -> list[list[int]]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from bench.field import timed
+
 PROMPT, NEW, ROUNDS = 32, 64, 2
 Now = Callable[[], float]
 
@@ -39,18 +41,13 @@ def decode(model: Any, texts: int, clock: Now) -> float:
     return texts * (NEW - 1) / (generate(model, ids, NEW, clock) - first)
 
 
-@torch.no_grad()
 def generate(model: Any, ids: torch.Tensor, new: int, clock: Now) -> float:
-    best = float("inf")
-    for _ in range(ROUNDS):
-        began = clock()
-        model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new,
-            min_new_tokens=new,
-            do_sample=False,
-            pad_token_id=50256,
-        )
-        best = min(best, clock() - began)
-    return best
+    """Return the least seconds in which so many tokens are generated."""
+    return min(timed(lambda: exactly(model, ids, new), clock) for _ in range(ROUNDS))
+
+
+@torch.no_grad()
+def exactly(model: Any, ids: torch.Tensor, new: int, **more: str) -> object:
+    """Generate this number of tokens, the most likely ones."""
+    exact = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    return model.generate(ids, attention_mask=torch.ones_like(ids), **exact, **more)

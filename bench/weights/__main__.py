@@ -12,14 +12,16 @@ that our side may use.
 
 from __future__ import annotations
 
-import argparse
 import filecmp
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+from bench import field
+from bench.field import Option, read_options
 
 REPORT = """
 import json, resource, sys, time
@@ -185,19 +187,19 @@ if __name__ == "__main__":
 
 def run(python: str, code: str, *arguments: object) -> dict[str, float]:
     """Run a step and return its report."""
-    argv = [python, "-c", REPORT + code, *map(str, arguments)]
-    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else {}
-    return found
+    return report_of([python, "-c", REPORT + code, *map(str, arguments)])
 
 
 def run_file(folder: Path, python: str, code: str, *arguments: object) -> dict[str, float]:
     """Run a step whose program must be a file, and return its report."""
     file = folder / "step.py"
     file.write_text(REPORT + code)
-    argv = [python, str(file), *map(str, arguments)]
-    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return report_of([python, str(file), *map(str, arguments)])
+
+
+def report_of(argv: Sequence[str]) -> dict[str, float]:
+    lines = field.run(argv).output.splitlines()
+    found: dict[str, float] = json.loads(lines[-1]) if lines else {}
     return found
 
 
@@ -226,17 +228,16 @@ def compare_megatron(folder: Path, ours: Path, python: str, program: str) -> Non
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    arguments = read_options(
+        __doc__,
+        model=Option("gpt2-1.3B", "a named size of GPT-2"),
+        peer=Option("", "a Python that has transformers"),
+        megatron=Option("", "a Python that has megatron-core"),
+        megatron_lm=Option("", "a folder with Megatron-LM"),
+        folder=Option(Path, "where the files go (default: the temporary folder)"),
     )
-    parser.add_argument("--model", default="gpt2-1.3B", help="a named size of GPT-2")
-    parser.add_argument("--peer", default="", metavar="PYTHON", help="a Python that has transformers")
-    parser.add_argument("--megatron", default="", metavar="PYTHON", help="a Python that has megatron-core")
-    parser.add_argument("--megatron-lm", default="", metavar="FOLDER", help="a folder with Megatron-LM")
-    parser.add_argument("--folder", type=Path, help="where the files go (default: the temporary folder)")
-    arguments = parser.parse_args()
     if arguments.megatron_lm and not arguments.megatron:
-        parser.error("--megatron-lm needs --megatron")
+        sys.exit("--megatron-lm needs --megatron")
     folder = Path(tempfile.mkdtemp(prefix="weights-", dir=arguments.folder))
     try:
         source, ours = folder / "hf", folder / "ours"
