@@ -403,22 +403,14 @@ class GradientBuffer:
             self.work.popleft().wait()
         self.last = ()
         if self.parallel.divides_sequence:
-            self._add_parts()
+            # Each rank computed these gradients from its part of the sequence.
+            own = self.gradients().items()
+            self.parallel.sum_all([gradient for name, gradient in own if self.cuts[name].partial])
         if self.pipeline.stages > 1 and (tied := self.gradients().get(TIED)) is not None:
             self.pipeline.sum_ends(tied)
         for name in () if self.divides else self.added:
             if self.parameters[name].dtype == self.flat.dtype:
                 self.parameters[name].grad = self.views[name]
-
-    def _add_parts(self) -> None:
-        """Sum, over the tensor parallel ranks, the gradients that each rank computed from its part of the sequence."""
-        parts = [gradient for name, gradient in self.gradients().items() if self.cuts[name].partial]
-        # This can be empty, for example on a first stage with only the embedding.
-        if not parts:
-            return
-        whole = self.parallel.sum(torch.cat([part.flatten() for part in parts]))
-        for part, summed in zip(parts, whole.split([part.numel() for part in parts]), strict=True):
-            part.copy_(summed.view_as(part))
 
     def norm(self, square_sum: Callable[[Sequence[Tensor]], Tensor] = plain_square_sum) -> Tensor:
         """Return the norm over all parts of the model."""

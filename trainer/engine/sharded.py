@@ -96,19 +96,10 @@ class ShardedState:
         for name, own in self.rows.items():
             own.grad = _own_rows(self.shards[name].grad)
         if self.parallel.divides_sequence:
-            self._add_parts()
+            # Each rank computed these gradients from its part of the sequence.
+            self.parallel.sum_all([self._gradient(name) for name in self.rows if self.cuts[name].partial])
         if self.pipeline.stages > 1 and TIED in self.rows:
             self.pipeline.sum_ends(self._gradient(TIED))
-
-    def _add_parts(self) -> None:
-        """Sum, over the tensor parallel ranks, the gradients that each rank computed from its part of the sequence."""
-        parts = [self._gradient(name) for name in self.rows if self.cuts[name].partial]
-        # This can be empty, for example on a last stage without a layer.
-        if not parts:
-            return
-        whole = self.parallel.sum(torch.cat([part.flatten() for part in parts]))
-        for part, summed in zip(parts, whole.split([part.numel() for part in parts]), strict=True):
-            part.copy_(summed.view_as(part))
 
     def clip(self, limit: float, scale: float = 1.0) -> Tensor:
         norm = math.sqrt(self._square()) / scale

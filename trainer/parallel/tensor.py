@@ -7,6 +7,7 @@ bytes but divides the sum along the sequence, so that norms and dropout between 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +64,15 @@ class Parallel:
         if self.size > 1:
             dist.all_reduce(x, group=self.group)
         return x
+
+    def sum_all(self, parts: Sequence[Tensor]) -> None:
+        """Sum tensors over the ranks in place, with one exchange; no gradient."""
+        # There may be none, for example on a pipeline stage without a layer.
+        if not parts:
+            return
+        whole = self.sum(torch.cat([part.flatten() for part in parts]))
+        for part, summed in zip(parts, whole.split([part.numel() for part in parts]), strict=True):
+            part.copy_(summed.view_as(part))
 
     def largest(self, x: Tensor) -> Tensor:
         """Replace `x` by the maximum over the ranks and return it; no gradient."""

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from clusterctl.wire.requests import ExportRequest, ImportRequest
 from trainer.checkpoint.access import check_access
@@ -21,7 +20,7 @@ from trainer.weights.files.distcp import METADATA, Chunk, Item, read_distcp, wri
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.files.torch_write import namespace, write_torch
 from trainer.weights.huggingface import as_json, read_json
-from trainer.weights.lazy import DTYPES, Lazy, cast, padded, reshaped
+from trainer.weights.lazy import DTYPES, Lazy, cast, one_of, padded, reshaped
 from trainer.weights.megatron.config import arguments_for, check_fits, model_of
 from trainer.weights.megatron.names import FUSED, IGNORED, IN_BLOCK, core_name, core_of, layer_of
 from trainer.weights.megatron.ranks import iteration_folder, mapped, progress_of
@@ -124,14 +123,7 @@ def _by_layer(tensors: Mapping[str, Lazy]) -> Iterator[tuple[str, Lazy]]:
         if len(tensor.shape) < 2:
             raise CheckpointError(f"{key} is for all layers, but has no dimension for them")
         for layer in range(tensor.rows):
-            yield core_name(STACKED.sub(rf"\1.{layer}.", key)), _layer(tensor, layer)
-
-
-def _layer(tensor: Lazy, layer: int) -> Lazy:
-    def read(start: int, stop: int) -> Tensor:
-        return tensor.read(layer, layer + 1)[0][start:stop]
-
-    return Lazy(tensor.shape[1:], tensor.dtype, read, at_once=True)
+            yield core_name(STACKED.sub(rf"\1.{layer}.", key)), one_of(tensor, layer)
 
 
 def write_megatron_core(contents: Contents, target: Target, wanted: ExportRequest) -> None:
