@@ -39,16 +39,19 @@ class Damaged(Exception):
 
 
 class SavedFile(NamedTuple):
-    """The entry of one file in a manifest; `sha256` is that of its header, or of the complete file if it has no
-    tensors.
-    """
+    """The entry of one file in a manifest, or in the journal of a conversion."""
 
     bytes: int
     sha256: str
-    holds: Any
+    """Of the header, which contains the hashes of the data, or of the whole file if it has no tensors."""
+    holds: Any = None
     """Which boxes of which tensors the file contains, unchecked; `boxes_of` reads it. None for a file without
-    tensors.
+    tensors, and in format 1.
     """
+
+    def as_json(self) -> dict[str, object]:
+        document: dict[str, object] = {"bytes": self.bytes, "sha256": self.sha256}
+        return document if self.holds is None else {**document, "holds": self.holds}
 
 
 class Manifest(NamedTuple):
@@ -99,13 +102,17 @@ def decode_manifest(content: bytes, path: str) -> Manifest:
     return Manifest(
         number,
         step,
-        {
-            name: SavedFile(entry["bytes"], entry["sha256"], entry.get("holds"))
-            for name, entry in files.items()
-        },
+        files_of(files),
         {key: entry["shape"] for key, entry in tensors.items()} if number != OLD_FORMAT else {},
         facts,
     )
+
+
+def files_of(files: Any) -> dict[str, SavedFile]:
+    """Return the entries of a manifest's files, which are checked already."""
+    return {
+        name: SavedFile(entry["bytes"], entry["sha256"], entry.get("holds")) for name, entry in files.items()
+    }
 
 
 def manifest_object(content: bytes, path: str) -> dict[str, Any]:

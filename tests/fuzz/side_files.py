@@ -23,11 +23,10 @@ from clusterctl.jobs.sweep import SweepRecord, SweepRequest, Variant, read_sweep
 from clusterctl.provision.bundle import LIST, Bundle
 from clusterctl.provision.present import seen_in
 from clusterctl.storage.client import AnswerLines, FileList, StoredFile, read_list
-from clusterctl.wire.saved import FORMAT, encode_manifest
+from clusterctl.wire.saved import FORMAT, SavedFile, encode_manifest
 from clusterctl.wire.typed_json import encode
 from tests.fuzz.inputs import as_json, as_lines, damaged
 from trainer.checkpoint.manifest import BaseWeights, Manifest, Origin, decode_manifest
-from trainer.checkpoint.saved_file import SavedFile
 from trainer.config.train_config import TrainConfig
 from trainer.errors import CheckpointError, TrainerError
 from trainer.evaluate.results import Progress

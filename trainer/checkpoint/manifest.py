@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.wire import saved
-from clusterctl.wire.saved import FORMAT, MANIFEST, PARTS
+from clusterctl.wire.saved import FORMAT, MANIFEST, PARTS, SavedFile
 from trainer.checkpoint.access import check_access, refusing
 from trainer.checkpoint.names import HeldCheck, Shape
-from trainer.checkpoint.saved_file import SavedFile
 from trainer.config.data import DataIdentity
 from trainer.config.train_config import TrainConfig, read_section
 from trainer.errors import CheckpointError, Fault
@@ -169,10 +168,7 @@ def _manifest(given: JsonObject) -> Manifest:
     """Return the record of a manifest whose entries are checked."""
     faults: list[Fault] = []
     config = read_section(TrainConfig, given["config"], "config", faults)
-    files = {
-        name: SavedFile(entry["bytes"], entry["sha256"], entry.get("holds"))
-        for name, entry in given["files"].items()
-    }
+    files = saved.files_of(given["files"])
     tensors = given["tensors"] if given["format"] == FORMAT else {}
     base, origin = given.get("base"), given.get("origin")
     return Manifest(

@@ -27,14 +27,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from clusterctl.wire.saved import LATEST, OLD_FILES, OLD_FORMAT, PARTS
+from clusterctl.wire.saved import LATEST, OLD_FILES, OLD_FORMAT, PARTS, SavedFile
 from trainer.checkpoint.access import check_file
 from trainer.checkpoint.header import read_header
 from trainer.checkpoint.manifest import Manifest, read_manifest
 from trainer.checkpoint.names import Shape, boxes_held, meet, name_in_file
 from trainer.checkpoint.part import MOMENTS, Box, Part, intersection, volume, whole_box
 from trainer.checkpoint.read import VerifiedFile, read_parts, tensors_to_fill
-from trainer.checkpoint.saved_file import SavedFile
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
 from trainer.files import replace_file, sha256, sync

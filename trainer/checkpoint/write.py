@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from clusterctl.wire.saved import SavedFile
 from native.hashes import checksum
 from native.hashes.sha256 import block_hashes
 from trainer.checkpoint.names import Shape, held_boxes, name_in_file
 from trainer.checkpoint.part import Part
-from trainer.checkpoint.saved_file import SavedFile
 from trainer.files import write_whole
 
 PIECE = 1 << 20

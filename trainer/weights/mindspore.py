@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from clusterctl.wire.requests import ExportRequest, ImportRequest
+from clusterctl.wire.saved import SavedFile
 from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.part import MOMENTS
-from trainer.checkpoint.saved_file import SavedFile
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.weights.contents import Contents

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 import native
-from clusterctl.wire.saved import MANIFEST, PARTS, encode_manifest
+from clusterctl.wire.saved import MANIFEST, PARTS, SavedFile, encode_manifest
 from trainer.checkpoint.manifest import Manifest, Origin
 from trainer.checkpoint.names import Shape, tensor_table
 from trainer.checkpoint.part import MOMENTS, Part, whole_box
 from trainer.checkpoint.read import read_parts
-from trainer.checkpoint.saved_file import SavedFile
 from trainer.checkpoint.store import Checkpoint, open_checkpoint, verify, verify_file
 from trainer.checkpoint.write import write_parts
 from trainer.config.model import ModelConfig

@@ -11,8 +11,8 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from clusterctl.wire.saved import SavedFile
 from trainer.checkpoint.disk import disk_failures
-from trainer.checkpoint.saved_file import SavedFile
 from trainer.errors import InputError, TrainingFailed
 from trainer.files import sha256, sync
 

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.saved_file import SavedFile
+from clusterctl.wire.saved import SavedFile
 from trainer.errors import CheckpointError
 from trainer.weights.files.torch_read import attributes, read_pickle, read_torch_part
 from trainer.weights.files.torch_write import Hashed, Scalar, write_archive

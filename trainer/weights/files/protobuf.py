@@ -23,7 +23,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.saved_file import SavedFile
+from clusterctl.wire.saved import SavedFile
 from trainer.checkpoint.write import bytes_of
 from trainer.errors import CheckpointError
 from trainer.files import varint

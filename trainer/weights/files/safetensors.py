@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from clusterctl.wire.saved import SavedFile
 from clusterctl.wire.saved import Tensor as Entry
 from trainer.checkpoint.header import read_header
-from trainer.checkpoint.saved_file import SavedFile
 from trainer.checkpoint.write import bytes_of
 from trainer.errors import CheckpointError
 from trainer.files import write_whole

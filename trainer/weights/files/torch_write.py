@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import torch
 import torch._utils
 
-from trainer.checkpoint.saved_file import SavedFile
+from clusterctl.wire.saved import SavedFile
 from trainer.checkpoint.write import bytes_of
 from trainer.weights.lazy import Lazy, Shape, in_memory
 
