@@ -140,15 +140,30 @@ class Used(NamedTuple):
     output: str
 
 
-def run(argv: Sequence[str], **more: Any) -> Used:
-    """Run a command that must succeed; `more` goes to `subprocess.run`."""
-    before, began = os.times(), time.perf_counter()
-    done = subprocess.run(argv, **{"capture_output": True, "text": True, **more})
+def run(
+    argv: Sequence[str],
+    input: str | None = None,
+    timeout: float | None = None,
+    *,
+    started: Callable[[int], object] = lambda pid: None,
+    **more: Any,
+) -> Used:
+    """Run a command that must succeed; `started` gets its pid, and `more` goes to `subprocess.Popen`."""
+    before, began, pipe = os.times(), time.perf_counter(), subprocess.PIPE
+    given = subprocess.DEVNULL if input is None else pipe
+    pipes = {"stdin": given, "stdout": pipe, "stderr": pipe, "text": True}
+    with subprocess.Popen(argv, **{**pipes, **more}) as process:
+        started(process.pid)
+        try:
+            out, err = process.communicate(input, timeout)
+        except BaseException:
+            process.kill()
+            raise
     wall, after = time.perf_counter() - began, os.times()
-    if done.returncode:
-        raise SystemExit(f"{' '.join(argv[:8])} ended with {done.returncode}: {(done.stderr or '')[-2000:]}")
+    if process.returncode:
+        raise SystemExit(f"{' '.join(argv[:8])} ended with {process.returncode}: {(err or '')[-2000:]}")
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return Used(wall, cpu, done.stdout or "")
+    return Used(wall, cpu, out or "")
 
 
 def timed(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:

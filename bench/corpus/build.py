@@ -6,7 +6,7 @@
 The peer repeats that loop: worker processes under `imap` with 32 lines per task, `tokenizers` on one document after
 another, and megatron-core's IndexedDatasetBuilder, which --peer-python must be able to import (pip install --no-deps
 megatron-core==0.16.1; it needs torch and numpy). Both must write the same bytes. Processor time is the sum over all
-processes; memory is the highest sum of proportional set sizes, sampled 10 times per second. --times 10 also builds a
+processes; memory is the highest sum of proportional set sizes, sampled 20 times per second. --times 10 also builds a
 corpus ten times as large, to show that memory does not grow with it.
 """
 
@@ -16,21 +16,18 @@ import argparse
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.field import ROOT, Option, aligned, read_options, run
+from bench.reach.inside import Watched
 
 # Lines per task, as in that loop.
 LINES_A_TASK = 32
-# Seconds between two samples of the memory.
-LOOK = 0.1
 
 
 @dataclass(frozen=True)
@@ -115,37 +112,17 @@ def corpus(path: Path, megabytes: float) -> int:
 
 def measured(name: str, argv: list[str], source: Path, documents: int, output: Path) -> Row:
     """Run a build, sampling all its processes; return its row."""
-    before = os.times()
-    began = time.monotonic()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
-    process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL)
-    peak = 0.0
-    while process.poll() is None:
-        peak = max(peak, held(process.pid))
-        time.sleep(LOOK)
-    clock = time.monotonic() - began
-    after = os.times()
-    if process.returncode:
-        raise SystemExit(f"{name}: exit code {process.returncode}")
-    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    watched: list[Watched] = []
+    used = run(argv, env=env, started=lambda pid: watched.append(Watched(pid)))
+    # In units of a million bytes, as the corpus.
+    peak = watched[0].pss * 1.048576
     digest = hashlib.sha256()
     for ending in (".bin", ".idx"):
         digest.update(output.with_name(output.name + ending).read_bytes())
-    return Row(name, source.stat().st_size / 1e6, documents, clock, spent, peak, digest.hexdigest()[:16])
-
-
-def held(pid: int) -> float:
-    """Return the megabytes of a process and its descendants, shared pages counted once."""
-    import psutil
-
-    total = 0
-    try:
-        whole = psutil.Process(pid)
-        for process in (whole, *whole.children(recursive=True)):
-            total += process.memory_full_info().pss
-    except psutil.Error:
-        pass
-    return total / 1e6
+    return Row(
+        name, source.stat().st_size / 1e6, documents, used.wall, used.cpu, peak, digest.hexdigest()[:16]
+    )
 
 
 def ours(source: Path, tokenizer: Path, output: Path, workers: int) -> list[str]:

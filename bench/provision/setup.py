@@ -40,7 +40,7 @@ def measure(nodes: Cluster, file: Path, wheels: Path, runs: int) -> None:
     """Print a row for each step of both alternatives."""
     ours = [sys.executable, "-m", "clusterctl", "nodes", "setup", "-c", str(file), "--env", "~/own"]
     setup = [*ours, "--wheelhouse", str(wheels)]
-    first = run(setup, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, capture_output=False)
+    first = run(setup, stderr=subprocess.STDOUT)
     pushed = next((line for line in first.output.splitlines() if line.startswith("push")), "")
     again = [run(setup).wall for _ in range(runs)]
     print(f"nodes setup, {len(nodes.nodes)} nodes: {first.wall:.1f} s ({pushed})")

@@ -19,6 +19,7 @@ import os
 import platform
 import signal
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from bench.reach.field import field
@@ -29,6 +30,12 @@ from bench.reach.model import model_of, report
 from bench.reach.rows import OURS, Bench, Sizes
 
 ROWS = ("exec", "push", "uplink", "small", "lines", "logs", "memory", "launch", "storm", "model")
+HELP = {
+    "nodes": "for exec, memory and launch;",
+    "runs": "of each tool;",
+    "uplink_runs": "of the peers with a slow uplink;",
+    "megabytes": "of the one large file;",
+}
 QUICK = {
     "nodes": (6,), "push_nodes": 4, "small_nodes": (3,), "uplink_nodes": 4, "line_nodes": 3, "storm_nodes": 24,
     "model_nodes": (2, 4, 8), "runs": 1, "storm_runs": 1, "megabytes": 8, "files": 200, "lines": 5000,
@@ -66,21 +73,17 @@ TARGETS = [
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; all by default")
-    parser.add_argument("--nodes", type=int, nargs="+", help="for exec, memory and launch; 64 256")
-    parser.add_argument("--runs", type=int, help="of each tool; 5")
-    parser.add_argument("--storm-runs", type=int, help="20")
-    parser.add_argument("--uplink-runs", type=int, help="of the peers with a slow uplink; 1")
-    parser.add_argument("--megabytes", type=int, help="of the one large file; 200")
-    parser.add_argument("--push-nodes", type=int, help="32")
+    for size in fields(Sizes):
+        several = "+" if isinstance(size.default, tuple) else None
+        text = f"{HELP.get(size.name, '')} {size.default}".replace("%", "%%")
+        parser.add_argument(f"--{size.name.replace('_', '-')}", type=int, nargs=several, help=text)
     parser.add_argument("--quick", action="store_true", help="small sizes, one run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every sample there")
     options = parser.parse_args()
     unknown = [row for row in options.rows if row not in ROWS]
     if unknown:
         parser.error(f"no row {', '.join(unknown)}; there are {', '.join(ROWS)}")
-    given = {
-        name: value for name, value in vars(options).items() if name in Sizes.__dataclass_fields__ and value
-    }
+    given = {size.name: vars(options)[size.name] for size in fields(Sizes) if vars(options)[size.name]}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     rows = options.rows or list(ROWS)
     # Turn SIGTERM into an exit, so that the nodes are stopped with this process.
