@@ -9,12 +9,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.files.checkpoints import UNFINISHED
 from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointCopy
 from clusterctl.checkpoints.holder import NodeHolder
 from clusterctl.transfer.between import End, copy_between
 from clusterctl.transport.fanout import Outcome, on_each
-from clusterctl.wire.saved import MANIFEST
+from clusterctl.wire.saved import MANIFEST, UNFINISHED
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node

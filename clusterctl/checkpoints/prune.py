@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clusterctl.agent.files.checkpoints import OLD
 from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointList, Health
 from clusterctl.errors import ClusterctlError
+from clusterctl.wire.saved import OLD
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import posixpath
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.files.checkpoints import UNFINISHED, step_of
+from clusterctl.agent.files.checkpoints import step_of
 from clusterctl.checkpoints.holder import NodeHolder
 from clusterctl.checkpoints.moves import rank_of
 from clusterctl.errors import WorkFailed
@@ -18,7 +18,7 @@ from clusterctl.storage.client import LIST, FileList, on_node, read_list
 from clusterctl.storage.credentials import Access, access_to
 from clusterctl.text import plural, size
 from clusterctl.transport.fanout import on_each, values
-from clusterctl.wire.saved import MANIFEST
+from clusterctl.wire.saved import MANIFEST, UNFINISHED
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node

@@ -20,6 +20,12 @@ MANIFEST, LATEST, PARTS = "manifest.json", "latest", ".safetensors"
 # Files of format 1.
 OLD_FILES = ("model.safetensors", "optimizer.safetensors")
 MOMENTS = ("exp_avg.", "exp_avg_sq.")
+# Names of older checkpoints of a step that is saved again, until the new one is complete on all nodes; and of folders
+# that are being written or removed.
+OLD, UNFINISHED = ".old", ".tmp-"
+# A file with a name of this prefix protects a step's folder while it is younger than FRESH seconds. Its process
+# renews it every RENEWED seconds.
+IN_USE, FRESH, RENEWED = ".in-use.", 600.0, 60.0
 # A manifest of 1,536 ranks has 1 MB; the safetensors library has the same limit for headers.
 MOST_MANIFEST, MOST_HEADER = 256 << 20, 100_000_000
 MOST_PIECE = 64 << 20

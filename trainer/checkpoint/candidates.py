@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainer.checkpoint.store import OLD
+from clusterctl.wire.saved import OLD
 
 # Limit of missing files in a report: with many nodes, each lacks most files.
 MOST_NAMED = 16

@@ -17,18 +17,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from clusterctl.wire.saved import MANIFEST
+from clusterctl.wire.saved import FRESH, IN_USE, MANIFEST, OLD, RENEWED, UNFINISHED
 from trainer.checkpoint.manifest import read_manifest
-from trainer.checkpoint.store import OLD, UNFINISHED, found
+from trainer.checkpoint.store import found
 from trainer.config.parts import KeepConfig
 from trainer.errors import CheckpointError
-
-IN_USE = ".in-use."
-"""Prefix of a mark's file name; the launcher writes marks too."""
-FRESH = 600.0
-"""Seconds after which a mark that was not renewed does not count: its process is gone."""
-RENEWED = 60.0
-"""Seconds between renewals of a mark."""
 
 
 @contextmanager

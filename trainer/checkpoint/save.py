@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clusterctl.wire.saved import MANIFEST, PARTS, SavedFile, encode_manifest
+from clusterctl.wire.saved import MANIFEST, PARTS, UNFINISHED, SavedFile, encode_manifest
 from trainer.checkpoint.board import Board
 from trainer.checkpoint.disk import disk_failures
 from trainer.checkpoint.folders import Folder
@@ -25,7 +25,6 @@ from trainer.checkpoint.part import Part
 from trainer.checkpoint.read import VerifiedFile
 from trainer.checkpoint.store import (
     UNCONFIRMED,
-    UNFINISHED,
     check_size,
     folder_of,
     open_checkpoint,

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from clusterctl.wire.saved import LATEST, OLD_FILES, OLD_FORMAT, PARTS, SavedFile
+from clusterctl.wire.saved import LATEST, OLD, OLD_FILES, OLD_FORMAT, PARTS, SavedFile
 from trainer.checkpoint.access import check_file
 from trainer.checkpoint.header import read_header
 from trainer.checkpoint.manifest import Manifest, read_manifest
@@ -38,11 +38,8 @@ from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
 from trainer.files import replace_file, sha256, sync
 
-UNFINISHED = ".tmp-"
 # A file in a checkpoint's folder from its publication on one node until all nodes have published it.
 UNCONFIRMED = ".unconfirmed"
-# Names of older checkpoints of a step that is saved again, until the new one is complete on all nodes.
-OLD = ".old"
 # More threads do not read faster, because all ranks of a node read its disks at the same time.
 MOST_THREADS = 8
 _NAME = re.compile(rf"(step-(\d{{8,}}))({re.escape(OLD)}\d*)?")

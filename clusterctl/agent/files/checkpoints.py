@@ -12,13 +12,8 @@ from typing import Any, Dict, Optional
 from clusterctl.agent.processes import read_limited
 from clusterctl.agent.request import Refused, Request
 from clusterctl.wire import saved
-from clusterctl.wire.saved import Damaged
+from clusterctl.wire.saved import FRESH, IN_USE, OLD, RENEWED, UNFINISHED, Damaged
 
-# A file of this name in a step's folder protects it while the file is younger than FRESH seconds.
-MARK, FRESH = ".in-use.", 600.0
-# Seconds between two renewals of such a file.
-RENEW = 60.0
-OLD, UNFINISHED = ".old", ".tmp-"
 # Bytes between two reports of progress.
 REPORT = 64 << 20
 # Entries that a list copies from a manifest, if it has them.
@@ -168,7 +163,7 @@ def is_marked(folder: str) -> bool:
     """Return whether a pull, a copy or a reader protects a checkpoint now."""
     now = time.time()
     try:
-        names = [name for name in os.listdir(folder) if name.startswith(MARK)]
+        names = [name for name in os.listdir(folder) if name.startswith(IN_USE)]
     except OSError:
         return False
     for name in names:
@@ -186,17 +181,17 @@ def hold_checkpoint(request: Request) -> Dict[str, Any]:
         for path in paths:
             held.enter_context(protected(path, token))
         request.send(b"", held=True)
-        while not request.cancelled.wait(RENEW):
+        while not request.cancelled.wait(RENEWED):
             for path in paths:
                 with contextlib.suppress(OSError):
-                    os.utime(os.path.join(path, MARK + token))
+                    os.utime(os.path.join(path, IN_USE + token))
     return {}
 
 
 @contextlib.contextmanager
 def protected(folder: str, token: str) -> Any:
     """Keep a checkpoint from being removed: by a file for other nodes, and by a lock for this one."""
-    mark = os.path.join(folder, MARK + token)
+    mark = os.path.join(folder, IN_USE + token)
     try:
         handle = os.open(os.path.join(folder, saved.MANIFEST), os.O_RDONLY | os.O_CLOEXEC)
     except OSError as problem:

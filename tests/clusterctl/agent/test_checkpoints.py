@@ -17,7 +17,8 @@ from clusterctl.agent.request import Refused
 from clusterctl.wire import saved
 from clusterctl.wire.saved import encode_manifest
 from tests.support import checkpoints as made
-from trainer.checkpoint.keep import FRESH, IN_USE, in_use
+from trainer.checkpoint.keep import in_use
+from trainer.checkpoint.part import MOMENTS
 
 
 @pytest.fixture
@@ -145,10 +146,10 @@ def test_a_checkpoint_in_use_is_not_removed(folder: Path) -> None:
     with checkpoints.protected(str(step), "token"):
         assert checkpoints.is_marked(str(step))
         assert checkpoints.remove(str(step), "", check=True)["kept"]
-    mark = step / f"{checkpoints.MARK}other"
+    mark = step / f"{saved.IN_USE}other"
     mark.touch()
     assert checkpoints.remove(str(step), "", check=False)["kept"]
-    old = time.time() - 2 * checkpoints.FRESH
+    old = time.time() - 2 * saved.FRESH
     os.utime(mark, (old, old))
     assert checkpoints.remove(str(step), "another digest", check=False)["kept"] == "it was saved again"
     assert checkpoints.remove(str(step), checkpoints.digest_of(str(step)), check=False)["bytes"] > 0
@@ -177,10 +178,5 @@ def test_version_0_1_is_read(tmp_path: Path) -> None:
     assert "sha256 differs" in faults(step)["model.safetensors"][0]
 
 
-def test_the_names_agree_with_the_trainers() -> None:
-    from trainer.checkpoint import store
-    from trainer.checkpoint.part import MOMENTS
-
+def test_the_names_of_moments_agree_with_the_trainers() -> None:
     assert tuple(name[:-1] for name in saved.MOMENTS) == MOMENTS
-    assert (checkpoints.OLD, checkpoints.UNFINISHED) == (store.OLD, store.UNFINISHED)
-    assert (checkpoints.MARK, checkpoints.FRESH) == (IN_USE, FRESH)

@@ -20,9 +20,9 @@ from random import Random
 import pytest
 import torch
 
+from clusterctl.wire.saved import UNFINISHED
 from tests.conftest import Cases
 from tests.support.checkpoints import load_with, save_with, state_at, whole_state
-from trainer.checkpoint.store import UNFINISHED
 from trainer.config.parts import KeepConfig
 
 # 5 MB in total.
