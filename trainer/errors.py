@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
+from clusterctl.wire.train_summary import TrainFault
+
 
 class TrainerError(Exception):
     """A failure with a message, and a `hint` that says what the user can try."""
@@ -62,12 +64,8 @@ UNKNOWN_KEY = "unknown key"
 
 
 @dataclass(frozen=True)
-class Fault:
-    """One fault of a config: its `key` (train.optimizer.lr), what is wrong, and what to write instead."""
-
-    key: str
-    what: str
-    remedy: str = ""
+class Fault(TrainFault):
+    """One fault of a config."""
 
     def is_of(self, key: str) -> bool:
         """Return whether the fault makes the value of `key` (optimizer.lr), or of a part of it, unknown."""
