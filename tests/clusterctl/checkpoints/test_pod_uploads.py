@@ -166,9 +166,9 @@ def test_the_submitting_machine_lists_and_pulls_what_pods_saved(
     work(pods.uploaders())
     store.objects[f"{STORED}/step-00000008/part-00000.safetensors"] = b"unfinished"
     run = RunDir(tmp_path / "runs" / "gpt-1")
-    pod_runs.write_waiting(run, JOB, Cluster("pods", tuple(pods.nodes)))
+    pod_runs.write_waiting(run, JOB, Cluster("pods", tuple(pods.nodes)), "submitted")
     submitted = pod_runs.PodJob("jobset", "default", "gpt", 1.0, "done")
-    run.write_json(pod_runs.record_file(run), encode(submitted))
+    run.write_json(run.root / pod_runs.RECORD, encode(submitted))
     code, out, err = command_line("checkpoint", "list", "gpt-1", "--json")
     assert code == 0, err
     (entry,) = json.loads(out)["checkpoints"]
@@ -191,8 +191,8 @@ def test_a_run_in_pods_without_a_store_says_what_it_lacks(
     pods: Pods, tmp_path: Path, command_line: Run
 ) -> None:
     run = RunDir(tmp_path / "runs" / "gpt-1")
-    pod_runs.write_waiting(run, replace(JOB, train={}), Cluster("pods", tuple(pods.nodes)))
-    run.write_json(pod_runs.record_file(run), encode(pod_runs.PodJob("job", "default", "gpt", 1.0, "done")))
+    pod_runs.write_waiting(run, replace(JOB, train={}), Cluster("pods", tuple(pods.nodes)), "submitted")
+    run.write_json(run.root / pod_runs.RECORD, encode(pod_runs.PodJob("job", "default", "gpt", 1.0, "done")))
     code, _, err = command_line("checkpoint", "list", "gpt-1")
     assert code == 2 and "train: {save: {to: s3://BUCKET/FOLDER}}" in err
 
