@@ -39,6 +39,8 @@ class Backend:
     """The file in the folder of each of its runs."""
     reaches_nodes = True
     """Whether this machine can connect to the nodes of a run."""
+    records_all = False
+    """Whether the folder of a run here has its state and logs at all times, so that nobody asks its nodes for them."""
     keeps_nodes = True
     """Whether the nodes of an ended run are still those of this user."""
     resubmits = False
@@ -51,8 +53,8 @@ class Backend:
     def refresh(self, runs: Sequence[RunDir]) -> None:
         """Update the recorded states of its runs; raise a ClusterctlError if it does not answer."""
 
-    def ending(self, run: RunDir) -> Ending | None:
-        """Return how a run is ended; None: by stopping its processes on the nodes."""
+    def ending(self, run: RunDir, grace: float | None) -> Ending | None:
+        """Return how a run is ended within `grace` seconds; None: by stopping its processes on the nodes."""
 
     def fetch_logs(self, run: RunDir) -> None:
         """Copy the logs of a run whose nodes are not reached from here."""
@@ -68,6 +70,10 @@ class Backend:
     def described(self, cluster: Cluster) -> Cluster:
         """Return the nodes of an allocation with the addresses and devices that the backend reports."""
         return cluster
+
+    def is_here(self, node: Node) -> bool:
+        """Return whether a node of an allocation is this machine, as seen from inside its job."""
+        return False
 
     def transport(self, nodes: Sequence[Node]) -> Transport | None:
         """Return how the nodes of an allocation are reached; None: over SSH."""
@@ -86,8 +92,19 @@ class Backend:
 
 # The folder of each backend with the file in the folders of its runs, and with the variables of which its jobs have
 # one. A backend is loaded when one of these is found.
-RECORDS = {"slurm": "slurm.json", "pods": "kubernetes.json"}
-OF_JOBS = {"slurm": ("SLURM_JOB_NODELIST", "SLURM_NODELIST")}
+RECORDS = {
+    "slurm": "slurm.json",
+    "pods": "kubernetes.json",
+    "sge": "sge.json",
+    "pbs": "pbs.json",
+    "lsf": "lsf.json",
+}
+OF_JOBS = {
+    "slurm": ("SLURM_JOB_NODELIST", "SLURM_NODELIST"),
+    "sge": ("PE_HOSTFILE", "SGE_JOB_SPOOL_DIR"),
+    "pbs": ("PBS_NODEFILE",),
+    "lsf": ("LSB_MCPU_HOSTS",),
+}
 SSH = Backend()
 
 

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from clusterctl.backends.backend import Backend, Ending
 from clusterctl.errors import ClusterctlError, UsageError
@@ -65,8 +65,10 @@ class Queue(Backend):
     waiting: tuple[str, ...]
     """The words for a job that waits, and for one that has nodes."""
     active: tuple[str, ...]
-    ends: Mapping[str, str]
+    ends: ClassVar[Mapping[str, str]]
     """How a job ended, for people, by the word of the batch system."""
+    says: ClassVar[Mapping[str, str]] = {}
+    """What its words for a waiting job mean, where they are not English."""
     choose_nodes: str
     """The keys of its part that choose nodes, as a remedy."""
     cancelled: str
@@ -110,8 +112,16 @@ class Queue(Backend):
         """Cancel a job."""
 
     @abstractmethod
-    def requeue(self, job: str) -> None:
-        """Put the running job around this process back into the queue."""
+    def requeue(self, run: RunDir, job: str) -> int:
+        """Put the running job around this process back into the queue; return the exit code that its file needs."""
+
+    def preparation(self, options: Any) -> list[str]:
+        """Return the shell lines at the beginning of a batch file."""
+        return []
+
+    def saves_after(self, options: Any) -> float | None:
+        """Return after how many seconds of a job the run must save; None if the batch system sends a signal."""
+        return None
 
     def end_of(self, job: str) -> str:
         """Return the word for the end of a job that is ending; "" if the batch system does not say."""
@@ -128,7 +138,7 @@ class Queue(Backend):
     def batch_file(self, run: RunDir, job: Job, command: Sequence[str]) -> str:
         """Return a batch file that runs `command` on the first node of the job."""
         options = self.options(job)
-        body = ["set -eu", *options.setup, f"exec {shlex.join(command)}"]
+        body = ["set -eu", *self.preparation(options), *options.setup, f"exec {shlex.join(command)}"]
         return (
             "\n".join(["#!/bin/bash", *self.header(job.name, options, str(self.log(run))), "", *body]) + "\n"
         )
@@ -195,7 +205,8 @@ class Queue(Backend):
         before = f"; its last start ended: {before}" if before else ""
         reason = f": {entry.reason}" if entry.reason not in ("", "None") else ""
         start = f"; expected to start at {entry.start}" if entry.start not in ("", "N/A") else ""
-        return f"{self.title} job {job} is {entry.state.lower()}{reason}{start}{before}"
+        state = self.says.get(entry.state, entry.state.lower())
+        return f"{self.title} job {job} is {state}{reason}{start}{before}"
 
     def _note_end(self, run: RunDir, submission: Submission, before: RunState) -> None:
         """Record the end of a job; its own process may have been killed before it could."""
@@ -229,7 +240,7 @@ class Queue(Backend):
         lines = [line for line in text.splitlines() if line.strip()]
         return f"{escape_controls(lines[-1].strip()[:300])} (see {log})" if lines else f"{log} is empty"
 
-    def ending(self, run: RunDir) -> Ending | None:
+    def ending(self, run: RunDir, grace: float | None) -> Ending | None:
         if run.phase() is not Phase.PENDING:
             return None
         waiting = self.submission_of(run)

@@ -38,9 +38,9 @@ class ByNode:
             of_node(node).begin(self._transport_for(node))
 
     def _transport_for(self, node: Node) -> Transport:
-        if node.host == "local":
-            return self._local
         backend = of_node(node)
+        if node.host == "local" or backend.is_here(node):
+            return self._local
         with self._change:
             if backend not in self._made:
                 own = [other for other in self._allocated if of_node(other) is backend]

@@ -232,6 +232,18 @@ EXAMPLES = {
     "submit": """
         clusterctl submit slurm job.yaml
     """,
+    "submit sge": """
+        clusterctl submit sge job.yaml
+        clusterctl submit sge job.yaml --set sge.nodes=4 --set sge.pe=mpi
+        """,
+    "submit pbs": """
+        clusterctl submit pbs job.yaml --print
+        clusterctl submit pbs job.yaml --set pbs.nodes=4 --set pbs.resources=ngpus=4
+        """,
+    "submit lsf": """
+        clusterctl submit lsf job.yaml --print
+        clusterctl submit lsf job.yaml --set lsf.nodes=4 --set lsf.time=60
+        """,
     "submit slurm": """
         clusterctl submit slurm job.yaml
         clusterctl submit slurm job.yaml --print

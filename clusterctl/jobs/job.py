@@ -22,6 +22,7 @@ from clusterctl.jobs.launchers import fill, reader
 from clusterctl.jobs.overrides import with_overrides
 from clusterctl.jobs.parts import own_table
 from clusterctl.jobs.parts.engine_file import with_engine_file
+from clusterctl.jobs.parts.hosts import LsfOptions, PbsOptions, SgeOptions
 from clusterctl.jobs.parts.interconnect import NetworkOptions
 from clusterctl.jobs.parts.log_limit import LOG_LIMIT, limit_of
 from clusterctl.jobs.parts.notify import FORMS, problem_of
@@ -192,6 +193,12 @@ class Job(Checked):
     """How ranks on different nodes communicate."""
     slurm: SlurmOptions | None = setting(None)
     """What `clusterctl submit slurm` asks Slurm for."""
+    sge: SgeOptions | None = setting(None)
+    """What `clusterctl submit sge` asks Grid Engine for."""
+    pbs: PbsOptions | None = setting(None)
+    """What `clusterctl submit pbs` asks PBS for."""
+    lsf: LsfOptions | None = setting(None)
+    """What `clusterctl submit lsf` asks LSF for."""
     kubernetes: KubernetesOptions | None = setting(None)
     """What `clusterctl submit k8s` asks Kubernetes for."""
     modelarts: ModelArtsOptions | None = setting(None)

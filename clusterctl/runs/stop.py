@@ -50,7 +50,7 @@ def stop_run(run: RunDir, connections: Connections, grace: float | None = None) 
     Only the record of the run is needed: all other files of its folder may be damaged, and its disk full. Raise
     StopIncomplete if a node does not answer; the run's controller stops that node when it answers again.
     """
-    unrecorded = "" if run.phase().is_final else _record_request(run, grace)
+    unrecorded = "" if run.phase().is_final else request_stop(run, grace)
     while True:
         record = run.read_record()
         outcomes = send_stop(connections, record.cluster.nodes, run, StopRequest(_grace(record, grace)))
@@ -86,7 +86,7 @@ def _grace(record: RunRecord, grace: float | None) -> float:
     return record.job.grace if grace is None else grace
 
 
-def _record_request(run: RunDir, grace: float | None) -> str:
+def request_stop(run: RunDir, grace: float | None) -> str:
     """Record that the run must stop, so that no attempt follows; return why that failed, or ""."""
     with suppress(OSError):
         run.add_event("stop_asked")

@@ -232,8 +232,8 @@ def leave(group: Group, code: int) -> None:
     """End this process after success, without the usual teardown of the interpreter.
 
     With the usual teardown, a gloo rank on a loaded machine sometimes aborts (`terminate called without an active
-    exception`): in 7 of 30 runs. With a barrier and _exit it was 0 of 10. Gloo groups are left to the kernel: with torch
-    2.6, destroying them never returned in 2 of 22 runs, because the other rank was gone first.
+    exception`): in 7 of 30 runs. With a barrier and _exit it was 0 of 10. Gloo's groups are left to the kernel: with
+    torch 2.6, destroying them never returned in 2 of 22 runs, because the other rank was gone first.
     """
     group.barrier()
     sys.stdout.flush()

@@ -20,12 +20,13 @@ class Pods(Backend):
     title = "Kubernetes"
     record = pod_runs.RECORD
     reaches_nodes = False
+    records_all = True
 
     def refresh(self, runs: Sequence[RunDir]) -> None:
         for run in runs:
             pod_runs.refresh(run)
 
-    def ending(self, run: RunDir) -> Ending:
+    def ending(self, run: RunDir, grace: float | None) -> Ending:
         submitted = pod_runs.read_pods(run)
         if submitted is None:
             raise UsageError(f"{run.run_id}: its {self.record} cannot be read", "kubectl delete job NAME")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clusterctl.backends.backend import job_of
 from clusterctl.backends.queue import Entry, Queue, imagined_nodes
@@ -18,6 +18,7 @@ from clusterctl.jobs.parts.slurm import SlurmOptions
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.job import Job
+    from clusterctl.jobs.run_folder import RunDir
     from clusterctl.transport.fanout import Transport
 
 # Slurm's name for the signal that makes a run save and wait for nodes again.
@@ -61,7 +62,7 @@ class Slurm(Queue):
         "RESV_DEL_HOLD",
     )
     active = ("RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "STOPPED", "RESIZING")
-    ends = ENDS
+    ends: ClassVar[Mapping[str, str]] = ENDS
     choose_nodes = "slurm: {nodes: 4}, or exclude"
     cancelled = "CANCELLED"
     failed = "FAILED"
@@ -108,8 +109,9 @@ class Slurm(Queue):
     def cancel(self, job: int) -> None:
         programs.cancel(job)
 
-    def requeue(self, job: str) -> None:
+    def requeue(self, run: RunDir, job: str) -> int:
         programs.requeue(job)
+        return 0
 
     def end_of(self, job: str) -> str:
         return programs.end_of(job)

@@ -34,7 +34,11 @@ class Signals:
         """Act on the early signal as on SIGTERM, but remember it; a second one changes nothing."""
         if not self.early:
             self.early = True
-            raise SystemExit(128 + number)
+            self.end(number, _)
+
+    def end(self, number: int, _: object) -> None:
+        """End the run as SIGTERM does."""
+        raise SystemExit(128 + number)
 
 
 def start(
@@ -63,6 +67,8 @@ def start(
     with _early_signal() as signals, found.hold(patience=10.0) as ours:
         if not ours:
             raise UsageError(f"{found.run_id} has another controller", "clusterctl status " + found.run_id)
+        queue = _queue_of(cluster)
+        signal.setitimer(signal.ITIMER_REAL, queue.saves_after(queue.options(found.read_record().job)) or 0)
         try:
             with options.connected(cluster, begin=True) as connections:
                 # The agents start meanwhile.
@@ -95,12 +101,16 @@ def _load_modules(*, checks: bool) -> None:
 
 @contextmanager
 def _early_signal() -> Iterator[Signals]:
+    """Save at SIGUSR1 and SIGALRM; end at SIGUSR2, which Grid Engine sends before it kills."""
     signals = Signals()
-    before = signal.signal(signal.SIGUSR1, signals.save)
+    actions = {signal.SIGUSR1: signals.save, signal.SIGALRM: signals.save, signal.SIGUSR2: signals.end}
+    before = {number: signal.signal(number, action) for number, action in actions.items()}
     try:
         yield signals
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, action in before.items():
+            signal.signal(number, action)
 
 
 def _start(run: RunDir, cluster: Cluster, connections: Connections, *, checks: bool) -> None:
@@ -223,11 +233,13 @@ def _requeue(run: RunDir, cluster: Cluster, did: str) -> bool:
     write_pending(run, text)
     screen.log(text)
     try:
-        queue.requeue(job)
+        code = queue.requeue(run, job)
     except ClusterctlError as error:
         _note_unstarted(run, cluster, f"{queue.title} does not take job {job} back: {error.message}")
         screen.report_error(error)
         return False
+    if code:
+        raise SystemExit(code)
     return True
 
 

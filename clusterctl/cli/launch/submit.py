@@ -54,6 +54,48 @@ def slurm(
     _submit("slurm", job, overrides, only_print=only_print, test=test, no_checks=no_checks, as_json=as_json)
 
 
+def sge(
+    job: JobFile,
+    *,
+    overrides: Overrides = None,
+    only_print: Print = False,
+    test: Test = False,
+    no_checks: NoChecks = False,
+    as_json: options.Json = False,
+) -> None:
+    """Write the batch file of a job and submit it to Grid Engine. The job's `sge` part says what to ask for. The run
+    is listed by `runs` immediately; its command line is that of `launch`."""
+    _submit("sge", job, overrides, only_print=only_print, test=test, no_checks=no_checks, as_json=as_json)
+
+
+def pbs(
+    job: JobFile,
+    *,
+    overrides: Overrides = None,
+    only_print: Print = False,
+    test: Test = False,
+    no_checks: NoChecks = False,
+    as_json: options.Json = False,
+) -> None:
+    """Write the batch file of a job and submit it to PBS. The job's `pbs` part says what to ask for. The run is listed
+    by `runs` immediately; its command line is that of `launch`."""
+    _submit("pbs", job, overrides, only_print=only_print, test=test, no_checks=no_checks, as_json=as_json)
+
+
+def lsf(
+    job: JobFile,
+    *,
+    overrides: Overrides = None,
+    only_print: Print = False,
+    test: Test = False,
+    no_checks: NoChecks = False,
+    as_json: options.Json = False,
+) -> None:
+    """Write the batch file of a job and submit it to LSF. The job's `lsf` part says what to ask for. The run is listed
+    by `runs` immediately; its command line is that of `launch`."""
+    _submit("lsf", job, overrides, only_print=only_print, test=test, no_checks=no_checks, as_json=as_json)
+
+
 def _submit(
     name: str,
     file: Path,

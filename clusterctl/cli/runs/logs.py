@@ -146,7 +146,7 @@ def tail(
         raise UsageError("--until contradicts --follow", "leave out one of them")
     while follow and found.phase() is Phase.PENDING:
         _await_nodes(found)
-    if not backends.of_run(found).reaches_nodes:
+    if backends.of_run(found).records_all:
         _tail_fetched(found, wanted, lines, span, printer, follow=follow)
         return
     if follow and not found.phase().is_final:
@@ -282,7 +282,7 @@ def bring_home(run: RunDir) -> None:
 
     if run.phase().is_final or run.phase() is Phase.PENDING:
         return
-    if not (backend := backends.of_run(run)).reaches_nodes:
+    if (backend := backends.of_run(run)).records_all:
         return backend.fetch_logs(run)
     try:
         with options.connected_to(run) as connections:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -238,8 +238,11 @@ def _observe(run: RunDir, connections: Connections) -> tuple[RunState, Overview]
     from clusterctl.runs.query import current_state
     from clusterctl.runs.state import read_state
 
+    backend = backends.of_run(run)
     # The nodes of an ended job may belong to other jobs.
-    recorded = read_state(run) if not backends.of_run(run).keeps_nodes and run.phase().is_final else None
+    enough = backend.records_all or (not backend.keeps_nodes and run.phase().is_final)
+    recorded = read_state(run) if enough else None
+    recorded = replace(recorded, controller=run.controller()) if recorded else None
     state = recorded or current_state(run, connections)
     return state, overview.summarise(run, state, time.time())
 
@@ -283,11 +286,11 @@ def _drawn(*, on_screen: bool) -> Iterator[Live | None]:
         yield live
 
 
-def _ended_by_backend(run: RunDir, *, dry_run: bool, as_json: bool) -> bool:
+def _ended_by_backend(run: RunDir, grace: float | None, *, dry_run: bool, as_json: bool) -> bool:
     """End a run that waits for nodes, or that runs in pods, by its backend; return False for any other run."""
     from clusterctl.backends import backend as backends
 
-    ending = backends.of_run(run).ending(run)
+    ending = backends.of_run(run).ending(run, grace)
     if ending is None:
         return False
     if dry_run:
@@ -318,7 +321,7 @@ def stop(
     from clusterctl.runs.query import current_state
 
     found = options.run_named(run)
-    if _ended_by_backend(found, dry_run=dry_run, as_json=as_json):
+    if _ended_by_backend(found, grace, dry_run=dry_run, as_json=as_json):
         return
     record = found.read_record()
     ranks = record.ranks

@@ -1,0 +1,1 @@
+"""LSF: bsub submits, blaunch reaches the hosts of a job."""

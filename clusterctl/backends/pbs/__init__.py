@@ -1,0 +1,1 @@
+"""PBS: qsub submits, the hosts of a job are reached over SSH."""

@@ -1,0 +1,1 @@
+"""Grid Engine: qsub submits, qrsh reaches the hosts of a job."""
