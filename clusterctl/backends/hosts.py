@@ -145,8 +145,8 @@ class HostsQueue(Queue):
         except subprocess.TimeoutExpired:
             raise WorkFailed(f"{words[0]}: no answer within {ANSWER_LIMIT:g} s") from None
         if done.returncode:
-            said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
-            raise WorkFailed(f"{words[0]}: {said}")
+            answer = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+            raise WorkFailed(f"{words[0]}: {answer}")
         return done.stdout
 
 

@@ -81,10 +81,10 @@ class Lsf(HostsQueue):
         return ""
 
     def submit(self, batch_file: str) -> int:
-        said = self.ask("bsub", text=batch_file)
-        number = re.search(r"Job <(\d+)>", said)
+        answer = self.ask("bsub", text=batch_file)
+        number = re.search(r"Job <(\d+)>", answer)
         if number is None:
-            raise WorkFailed(f"bsub: {' '.join(said.split())}")
+            raise WorkFailed(f"bsub: {' '.join(answer.split())}")
         return int(number[1])
 
     def entries(self) -> Mapping[int, Entry]:

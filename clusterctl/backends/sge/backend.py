@@ -112,8 +112,8 @@ class Sge(HostsQueue):
 
     def _why(self, job: int) -> str:
         """Return why a job is in an error state and will not start."""
-        said = re.search(r"^error reason\s+\d+:\s*(.+)", self.ask("qstat", "-j", str(job)), re.MULTILINE)
-        return f"{said[1].strip()}; `qmod -cj {job}` clears it" if said else ""
+        answer = re.search(r"^error reason\s+\d+:\s*(.+)", self.ask("qstat", "-j", str(job)), re.MULTILINE)
+        return f"{answer[1].strip()}; `qmod -cj {job}` clears it" if answer else ""
 
     def ended(self, job: int) -> Entry:
         try:
