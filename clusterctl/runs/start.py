@@ -26,6 +26,7 @@ from clusterctl.jobs.run_folder import NodeFiles, RunDir, new_run
 from clusterctl.runs.prepare import node_facts
 from clusterctl.runs.prepare.setups import run_setups
 from clusterctl.runs.prepare.stage import (
+    Code,
     Stored,
     Tell,
     push_code,
@@ -63,16 +64,17 @@ def launch(
     run: RunDir | None = None,
     spares: Sequence[Node] = (),
     question: Question | None = None,
+    found: Callable[[], Code] | None = None,
 ) -> RunDir:
     """Start a run on all of its nodes, or on none of them; return the run's folder.
 
-    `question` asks the nodes for their facts; the caller has sent it already. Code and data are pushed to the spare
-    nodes too: so a restart does not depend on local files that may have changed.
+    `question` asks the nodes for their facts; the caller has sent it already. `found` returns the program to push.
+    Code and data are pushed to the spare nodes too: so a restart does not depend on local files that may have changed.
     """
     run = run or new_run(job.name, runs)
     everywhere = replace(cluster, nodes=(*cluster.nodes, *spares))
     hellos = reach(everywhere, connections, tell)
-    code = push_code(everywhere, job, connections, tell, runs)
+    code = push_code(everywhere, job, connections, tell, runs, found)
 
     def push_again(altered: Cluster) -> None:
         push_code(altered, job, connections, tell, runs)

@@ -198,20 +198,30 @@ def begin(
 
     Signals are held until `deliver_signals`.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     from clusterctl.checks import doctor
     from clusterctl.cli.launch.background import start_in_background
     from clusterctl.runs import start as runs
+    from clusterctl.runs.prepare.stage import code_of
 
     job, reached, part = target.job, target.reached, target.part
 
     def start_up(connections: Connections) -> bool:
-        with stopping_on_interrupt(run, connections), phases(connections) as log:
+        folder = options.runs_folder()
+        with (
+            stopping_on_interrupt(run, connections),
+            phases(connections) as log,
+            ThreadPoolExecutor() as aside,
+        ):
+            # The files are looked through while the nodes are reached.
+            found = None if part else aside.submit(code_of, job, folder).result
             if not no_checks:
                 doctor.before_launch(reached, target.checked_job, connections, log, summary)
             if part:
-                part.start(job, connections, options.runs_folder(), log, run)
+                part.start(job, connections, folder, log, run)
             else:
-                runs.launch(reached, job, connections, options.runs_folder(), log, run, target.spares)
+                runs.launch(reached, job, connections, folder, log, run, target.spares, found=found)
             become_steady()
         return True
 

@@ -52,18 +52,27 @@ def trainer_code() -> tuple[Path, Manifest]:
     return root, push.make_manifest(root, only=only, everything=True)
 
 
+Code = tuple[Path, "Manifest"] | None
+"""The folder with the program of a job, and its manifest; None if the nodes have it."""
+
+
 def push_code(
-    cluster: Cluster, job: Job, connections: Connections, tell: Tell, runs: Path | None = None
+    cluster: Cluster,
+    job: Job,
+    connections: Connections,
+    tell: Tell,
+    runs: Path | None = None,
+    found: Callable[[], Code] | None = None,
 ) -> dict[str, str]:
-    """Push the program; return its folder by node.
+    """Push the program; return its folder by node. `found` returns the program, if it was looked for before.
 
     The folder of runs is left out: its logs and checkpoints are large, and change with each run.
     """
-    code = _code_of(job, runs)
+    code = found() if found else code_of(job, runs)
     return _push(cluster, connections, *code, "code", tell) if code else {}
 
 
-def _code_of(job: Job, runs: Path | None) -> tuple[Path, Manifest] | None:
+def code_of(job: Job, runs: Path | None) -> Code:
     """Return the folder with the program of a job, and its manifest; None if the nodes have it."""
     from clusterctl.transfer import push
 
@@ -74,7 +83,7 @@ def _code_of(job: Job, runs: Path | None) -> tuple[Path, Manifest] | None:
 
 def code_hash(job: Job, runs: Path | None) -> str:
     """Return the hash under which the nodes store the program of a job; "" if its start pushes none."""
-    code = _code_of(job, runs)
+    code = code_of(job, runs)
     return code[1].id if code else ""
 
 
@@ -82,7 +91,7 @@ def pushes(job: Job, runs: Path | None) -> Iterator[tuple[str, Path, Manifest]]:
     """Yield what the start of a job pushes to each node: its name, folder and manifest."""
     from clusterctl.transfer import push
 
-    if code := _code_of(job, runs):
+    if code := code_of(job, runs):
         yield "code", *code
     if job.data is not None:
         yield "data", job.data, push.make_manifest(job.data, everything=True)
