@@ -45,6 +45,12 @@ def test_a_job_runs_on_all_its_hosts_and_is_followed_from_the_login_node(sge: Gr
     assert run in listed and "finished" in listed
 
 
+def test_inside_a_job_its_hosts_are_the_inventory_and_need_no_ssh(sge: GridEngine) -> None:
+    lines = "'#$ -pe mpi 4' '#$ -cwd -V -j y -o inside.log' \"$C exec all -- hostname\""
+    done = sge(f"printf '%s\\n' {lines} > inside.sh; qsub -sync y inside.sh; cat inside.log")
+    assert "node1: node1\n" in done.stdout and "node2: node2\n" in done.stdout, done.stdout + done.stderr
+
+
 def test_a_job_that_the_cluster_cannot_run_is_refused(sge: GridEngine) -> None:
     (sge.folder / "job.yaml").write_text(JOB.format(nap=0, more=""))
     for changes, why in (("sge.pe=lost", "does not exist"), ("sge.nodes=9", "only offers 4 slots")):

@@ -134,7 +134,7 @@ def _submit(
     job_check.forwarded(loaded)
     answer = queue.test(text)
     if test:
-        screen.write(f"{answer}\n")
+        screen.write((answer or f"{queue.title} checks a job only when it is submitted") + "\n")
         return
     write_waiting(run, loaded, cluster, f"submitted to {queue.title}")
     try:

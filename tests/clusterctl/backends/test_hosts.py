@@ -168,6 +168,7 @@ def test_a_waiting_job_says_why_and_is_cancelled(
     batch_system: Callable[[str], None], command_line: Run, name: str
 ) -> None:
     batch_system(f"command: [hostname]\n{name}: {{queue: full}}\n")
+    assert "only when it is submitted" in command_line("submit", name, "job.yaml", "--test")[1]
     run = command_line("submit", name, "job.yaml")[1].strip()
     _, out, _ = command_line("status", run)
     assert {
