@@ -17,7 +17,6 @@ _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-ge": lambda a, b: a >= b,
 }
 _TEXTS = ("=", "==", "!=", "=~", "<", ">")
-_TOKEN = re.compile(r"\s*(&&|\|\||[()!](?=[\s(]|$)|\)|\S)")
 
 
 def holds(shell: Shell, words: list[str], *, double: bool) -> bool | None:

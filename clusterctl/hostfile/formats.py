@@ -91,14 +91,6 @@ def deepspeed(cluster: Cluster, slots: Mapping[str, int] | None = None) -> str:
     return render(cluster, "deepspeed", slots)
 
 
-def load(path: Path) -> list[Entry]:
-    """Read a hostfile in any of the formats; raise InputFaults with all of its faults."""
-    entries, faults = inspect(path)
-    if faults:
-        raise InputFaults(faults)
-    return entries
-
-
 def parse(text: str, source: str = "hostfile") -> list[Entry]:
     """Return the entries in the text of a hostfile; raise InputFaults with all of its faults."""
     entries, faults = inspect_text(text, source)

@@ -121,30 +121,6 @@ class KeptFile:
             if not wanted.wants_none(chunk):
                 yield from selection.of(chunk.lines())
 
-    def start_of_last(self, count: int, start: int = 0, end: int | None = None) -> int:
-        """Return where the last `count` lines begin.
-
-        A line without a line break counts only if nothing more comes (no `end`).
-        """
-        end_of_block = self.path.stat().st_size if end is None else end
-        wanted = count + 1
-        with self.path.open("rb") as file:
-            if end is None and end_of_block:
-                file.seek(end_of_block - 1)
-                wanted = count + (file.read(1) == b"\n")
-            while end_of_block > start:
-                begin = max(start, end_of_block - READ)
-                file.seek(begin)
-                data = file.read(end_of_block - begin)
-                ends = data.count(b"\n")
-                if ends >= wanted:
-                    ends = len(data)
-                    for _ in range(wanted):
-                        ends = data.rfind(b"\n", 0, ends)
-                    return begin + ends + 1
-                wanted, end_of_block = wanted - ends, begin
-        return start
-
     def last(self, count: int, wanted: LogFilter, start: int = 0, end: int | None = None) -> list[LogLine]:
         """Return the last lines that pass the filter; read more and more of the file until they are found."""
         size, window = self.path.stat().st_size if end is None else end, FIRST_LOOK

@@ -15,8 +15,6 @@ from clusterctl.runs.state import RankState, RunState, read_state
 from clusterctl.runs.watching.stall import slow
 from clusterctl.runs.watching.usage import DeviceUsage
 
-# Steps at the end of a run from which the curve is drawn.
-RECENT = 20_000
 # Runs that are listed, the newest ones.
 RUNS = 30
 

@@ -105,8 +105,6 @@ STARTERS = {
     **dict.fromkeys(("deepspeed.launcher.launch", "orted", "prted", "prterun", "hydra_pmi_proxy"), ()),
 }
 PYTHON = re.compile(r"(python|pypy)[0-9.]*")
-# Python's options that take a value in the next word.
-VALUED = "WX"
 
 
 def module_of(words: Sequence[str]) -> tuple[str, int]:

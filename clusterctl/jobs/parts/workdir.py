@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import posixpath
 
-WORKDIR_CHOICES = ("new", "keep")
-
 
 def work_folder(run_dir: str, kept_name: str = "") -> str:
     """Return the folder on a node in which the ranks of a program start: one per run, for all nodes on the same disk.

@@ -13,7 +13,6 @@ from clusterctl.hostfile.formats import (
     deepspeed,
     dialect,
     inspect,
-    load,
     parse,
     render,
     render_entries,
@@ -172,13 +171,13 @@ def test_an_empty_hostfile_is_a_fault() -> None:
 def test_files_are_read_with_their_name_in_every_message(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text(deepspeed(cluster(8, 4)))
-    assert [entry.address for entry in load(path)] == ["10.0.0.1", "10.0.0.2"]
+    assert [entry.address for entry in inspect(path)[0]] == ["10.0.0.1", "10.0.0.2"]
     path.write_bytes(b"node\xff slots=8\n")
     assert "UTF-8" in inspect(path)[1][0].what
     with pytest.raises(UsageError, match="No such file"):
-        load(tmp_path / "none")
+        inspect(tmp_path / "none")
     with pytest.raises(UsageError):
-        load(tmp_path)
+        inspect(tmp_path)
 
 
 def test_another_hostfile_is_kept_unless_forced(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from clusterctl.logs.lines import (
     shown,
 )
 from clusterctl.logs.select import LogFilter, Selection, last_of, parse_ranks
-from clusterctl.logs.store import ALWAYS, KeptFile, LogKeeper, kept_chunks, kept_files, last_lines
+from clusterctl.logs.store import ALWAYS, LogKeeper, kept_chunks, kept_files, last_lines
 from clusterctl.logs.times import LogTimes, Span, entries_of, index_of, moment, offset_since
 
 
@@ -138,25 +138,6 @@ def test_the_last_lines_are_found_however_far_back(tmp_path: Path) -> None:
     for count in (1, 3, 100):
         found = file.last(count, LogFilter(grep=re.compile("needle")))
         assert [line.text for line in found] == needles[-count:]
-
-
-@pytest.mark.parametrize(
-    "text", [b"", b"a", b"a\n", b"a\nb", b"\n\na\n", b"a\n" * 200_000, b"a\n" * 3 + b"half"]
-)
-def test_the_last_lines_begin_where_they_are_counted_back_to(tmp_path: Path, text: bytes) -> None:
-    path = tmp_path / "rank-0.out"
-    path.write_bytes(text)
-    file = KeptFile("a", 0, "out", path)
-    lines, whole = (
-        text.splitlines(keepends=True),
-        [one for one in text.splitlines(keepends=True) if one[-1:] == b"\n"],
-    )
-    for count in (1, 2, 150_000):
-        assert text[file.start_of_last(count) :] == b"".join(lines[-count:])
-        goes_on = text[file.start_of_last(count, 0, len(text)) :]
-        assert goes_on.startswith(b"".join(whole[-count:]))
-        found = b"".join(one.data for one in file.chunks(file.start_of_last(count, 0, len(text)), len(text)))
-        assert found == b"".join(whole[-count:])
 
 
 def test_since_begins_where_the_index_says(tmp_path: Path) -> None:
