@@ -1,8 +1,10 @@
 """List the backends of each op, find those that can run here, and choose one per op.
 
-A backend of an op is a module with a function of the op's name and two further functions: `why_not()` returns why it
-cannot run on this node, or ""; `describe()` returns one line about its method. No fallback is silent: `auto` reports
-why it skipped a backend, and a backend that is requested by name but cannot run is an error.
+A backend of an op is a module with a function of the op's name and METHOD, one line about it. The backend's host
+answers for all its ops: `why_not(*NEEDS)` returns why an op that needs these functions cannot run on this node, or "";
+`describe(METHOD)` returns the line of the report. A module whose answer differs has that function itself, without
+arguments. No fallback is silent: `auto` reports why it skipped a backend, and a backend that is requested by name but
+cannot run is an error.
 """
 
 from __future__ import annotations
@@ -31,10 +33,11 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Backend:
-    """A family of kernels: the device type that it supports (None: any), and the module of each op that it has."""
+    """A family of kernels: the device type that it supports (None: any), its host, and the module of each op it has."""
 
     name: str
     device_type: str | None
+    host: str
     modules: Mapping[str, str]
 
 
@@ -315,12 +318,12 @@ def _modules(backend: str, files: Mapping[str, str] | None = None) -> dict[str, 
 
 # In the order in which `auto` tries them; the reference is last and supports every device that torch supports.
 BACKENDS = (
-    Backend("cpu", "cpu", _modules("cpu", _CPU_FILES)),
-    Backend("cuda", "cuda", _modules("cuda", _CUDA_FILES)),
-    Backend("npu", "npu", _modules("npu")),
-    Backend(REFERENCE, None, dict.fromkeys(OPS, "native.reference")),
+    Backend("cpu", "cpu", "native.compiled.library", _modules("cpu", _CPU_FILES)),
+    Backend("cuda", "cuda", "native.cuda.language", _modules("cuda", _CUDA_FILES)),
+    Backend("npu", "npu", "native.npu.library", _modules("npu")),
+    Backend(REFERENCE, None, "native.reference", dict.fromkeys(OPS, "native.reference")),
     # Only chosen by name: torch's own attention. For every other op the reference is plain torch.
-    Backend(TORCH, None, {"attention": "native.sdpa"}),
+    Backend(TORCH, None, "native.sdpa", {"attention": "native.sdpa"}),
 )
 
 
@@ -362,9 +365,14 @@ def survey(device_type: str) -> list[Status]:
 def _status(backend: Backend, op: str, torch_fault: str) -> Status:
     if torch_fault:
         return Status(op, backend.name, False, torch_fault)
-    module = _module(backend.name, op)
-    fault = module.why_not()
-    return Status(op, backend.name, not fault, fault or module.describe())
+    module, host = _module(backend.name, op), importlib.import_module(backend.host)
+    own = vars(module)
+    fault = own["why_not"]() if "why_not" in own else host.why_not(*own.get("NEEDS", ()))
+    if fault:
+        return Status(op, backend.name, False, fault)
+    return Status(
+        op, backend.name, True, own["describe"]() if "describe" in own else host.describe(own["METHOD"])
+    )
 
 
 def _torch_fault() -> str:

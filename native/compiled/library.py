@@ -153,6 +153,11 @@ def why_not() -> str:
     return ""
 
 
+def describe(method: str) -> str:
+    """Return the description of an op in the library: its method, and the library's instruction set and threading."""
+    return f"{method} ({load().describe()})"
+
+
 def load_from(folder: Path, cache: Path | None = None) -> Library:
     """Return a library in `folder` or in `cache`, built from the sources in `folder` and for this processor."""
     paths = sorted((folder / "compiled").glob(f"{STEM}*.so"))

@@ -12,12 +12,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from native.compiled.library import load, why_not
+from native.compiled.library import load
 from native.fallback import report_fallback
 from native.reference import adamw as plain
 from native.update import AdamWStep
-
-__all__ = ["adamw", "describe", "why_not"]
 
 
 class _Tensor(ctypes.Structure):
@@ -49,9 +47,7 @@ class _Arguments(ctypes.Structure):
     )
 
 
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return f"one pass over gradients, masters, moments and weights ({load().describe()})"
+METHOD = "one pass over gradients, masters, moments and weights"
 
 
 def adamw(update: AdamWStep) -> None:

@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from native.compiled.library import attention_level, load, why_not
+from native.compiled.library import attention_level, load
 from native.compiled.op import SUFFIX, register
 from native.fallback import report_fallback
 from native.masks import EVERY_KEY, Dropout, Mask
 from native.reference import attention as plain
-
-__all__ = ["attention", "describe", "why_not"]
 
 # The ops' arguments for masks and dropout: window, documents, source, chance, state, first head and heads.
 Rest = tuple[int, Tensor | None, Tensor | None, float, Tensor | None, int, int]

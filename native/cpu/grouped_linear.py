@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 
 from native import products
-from native.compiled.library import why_not
 from native.compiled.op import register
 from native.gradients import grouped_linear_op
-
-__all__ = ["describe", "grouped_linear", "why_not"]
 
 
 def describe() -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from native.compiled.library import load, why_not
+from native.compiled.library import load
 from native.compiled.op import register
 from native.cpu.product import faster_types, least_sizes, product_, serves
 from native.products import Kernel, linear, linear_op, offer
 
-__all__ = ["describe", "linear", "why_not"]
+__all__ = ["describe", "linear"]
 
 
 def describe() -> str:

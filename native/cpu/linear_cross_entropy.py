@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from native.chunked import TokenLoss
-from native.compiled.library import load, why_not
+from native.compiled.library import load
 from native.compiled.op import SUFFIX, register
 from native.cpu.add_wide import add_wide_
 from native.cpu.cross_entropy import checked, losses_of, mean_of
@@ -14,12 +14,7 @@ from native.fallback import report_fallback
 from native.gradients import linear_cross_entropy_op
 from native.reference import linear_cross_entropy as plain
 
-__all__ = ["describe", "linear_cross_entropy", "why_not"]
-
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return f"logits are overwritten with their gradient ({load().describe()})"
+METHOD = "logits are overwritten with their gradient"
 
 
 def linear_cross_entropy(

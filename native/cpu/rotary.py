@@ -10,12 +10,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from native import reference
-from native.compiled.library import load, why_not
+from native.compiled.library import load
 from native.compiled.op import POINTER, SUFFIX, kernel, register, structure
 from native.fallback import report_fallback
 from native.gradients import no_result, rotary_op, rotated_shapes
-
-__all__ = ["describe", "rotary", "rotary_", "why_not"]
 
 
 class _Span(ctypes.Structure):
@@ -41,9 +39,7 @@ class _Arguments(ctypes.Structure):
     )
 
 
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return f"queries and keys in one pass ({load().describe()})"
+METHOD = "queries and keys in one pass"
 
 
 def rotary(

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from native import reference
-from native.compiled.library import load, why_not
+from native.compiled.library import load
 from native.compiled.op import POINTER, SUFFIX, address, kernel, register, structure
 from native.fallback import report_fallback
-
-__all__ = ["describe", "route", "why_not"]
 
 
 class _Arguments(ctypes.Structure):
@@ -26,9 +24,7 @@ class _Arguments(ctypes.Structure):
     )
 
 
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return f"softmax and top-k in one pass ({load().describe()})"
+METHOD = "softmax and top-k in one pass"
 
 
 def route(logits: Tensor, top_k: int, renormalize: bool = False) -> tuple[Tensor, Tensor, Tensor]:

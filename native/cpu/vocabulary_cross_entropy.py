@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from native import reference
-from native.compiled.library import load, why_not
+from native.compiled.library import load
 from native.compiled.op import POINTER, SUFFIX, address, kernel, register, structure
 from native.divided import divided_loss
 from native.fallback import report_fallback
 from native.gradients import column_kernels, three_of_each_token
 from native.vocabulary import VocabularyPart
-
-__all__ = ["describe", "vocabulary_cross_entropy", "why_not"]
 
 
 class _Columns(ctypes.Structure):
@@ -30,9 +28,7 @@ class _Columns(ctypes.Structure):
     )
 
 
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return f"one pass before the exchange, gradient in place ({load().describe()})"
+METHOD = "one pass before the exchange, gradient in place"
 
 
 def vocabulary_cross_entropy(

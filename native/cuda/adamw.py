@@ -12,7 +12,6 @@ import torch
 from native.cuda import language
 from native.cuda.blocks import blocks_for
 from native.cuda.language import jit, on_device, tl
-from native.cuda.language import why_not as why_not
 from native.cuda.tables import CHUNK, address, groups_of, kind_of, table_of
 from native.fallback import report_fallback
 from native.reference import adamw as plain
@@ -25,10 +24,7 @@ if TYPE_CHECKING:
 
     Given = tuple[Row, Tensor | None]
 
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return language.describe("one pass, one launch for all tensors of a kind")
+METHOD = "one pass, one launch for all tensors of a kind"
 
 
 def adamw(update: AdamWStep) -> None:

@@ -11,13 +11,9 @@ from native.cuda import language
 from native.cuda.blocks import blocks_for
 from native.cuda.gelu import gelu_of, gelu_slope
 from native.cuda.language import jit, on_device, register, tl
-from native.cuda.language import why_not as why_not
 from native.reference import bias_gelu as plain
 
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return language.describe("one pass each way")
+METHOD = "one pass each way"
 
 
 def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:

@@ -14,15 +14,11 @@ from torch import Tensor
 from native.cuda import language
 from native.cuda.blocks import blocks_for
 from native.cuda.language import jit, on_device, register, tl
-from native.cuda.language import why_not as why_not
 from native.gradients import dropout_add_op
 from native.masks import threshold_of
 from native.reference import dropout_add as plain
 
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return language.describe("the mask from a counter, never stored")
+METHOD = "the mask from a counter, never stored"
 
 
 def dropout_add(

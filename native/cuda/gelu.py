@@ -10,14 +10,10 @@ from torch import Tensor
 from native.cuda import language
 from native.cuda.blocks import blocks_for
 from native.cuda.language import jit, on_device, register, tl
-from native.cuda.language import why_not as why_not
 from native.reference import gelu as plain
 from native.reference import gelu_backward as plain_backward
 
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return language.describe("one pass each way")
+METHOD = "one pass each way"
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:

@@ -8,17 +8,13 @@ from torch import Tensor
 
 from native.cuda import language
 from native.cuda.language import jit, on_device, register, tl
-from native.cuda.language import why_not as why_not
 from native.gradients import grouped_linear_op
 from native.reference import grouped_linear as plain
 
 # The rows and columns of a program's result, and how many inner numbers it handles at a time.
 ROWS, COLUMNS, INNER = 64, 64, 32
 
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return language.describe("all groups in one launch")
+METHOD = "all groups in one launch"
 
 
 def _sizes(x: Tensor) -> dict[str, int]:

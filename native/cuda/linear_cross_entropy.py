@@ -12,15 +12,11 @@ from native.chunked import TokenLoss, loss_in_pieces
 from native.cuda import language
 from native.cuda.cross_entropy import count_of, losses_of, mean_of, needs_scale, scale_
 from native.cuda.language import register
-from native.cuda.language import why_not as why_not
 from native.fallback import report_fallback
 from native.gradients import linear_cross_entropy_op
 from native.reference import linear_cross_entropy as plain
 
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return language.describe("logits are overwritten with their gradient")
+METHOD = "logits are overwritten with their gradient"
 
 
 def linear_cross_entropy(

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from native.cuda import language
 from native.cuda.language import jit, on_device, tl, width_of
-from native.cuda.language import why_not as why_not
 from native.paging import PAGE, Reach
 from native.reference import paged_attention as plain
 from native.reference import store_in_pages as plain_store
@@ -24,10 +23,7 @@ LEAST_ROWS = 16
 # The widest head that fits into a program's registers.
 MOST_SIZE = 256
 
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return language.describe("pages are read once for all heads that share them")
+METHOD = "pages are read once for all heads that share them"
 
 
 def paged_attention(q: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> Tensor:

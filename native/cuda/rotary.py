@@ -7,15 +7,11 @@ from torch import Tensor
 from native.cuda import language
 from native.cuda.blocks import blocks_for
 from native.cuda.language import jit, on_device, register, tl
-from native.cuda.language import why_not as why_not
 from native.fallback import report_fallback
 from native.gradients import rotary_op, rotated_shapes
 from native.reference import rotary as plain
 
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return language.describe("queries and keys in one launch")
+METHOD = "queries and keys in one launch"
 
 
 def rotary(

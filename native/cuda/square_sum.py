@@ -10,14 +10,10 @@ from torch import Tensor
 from native.cuda import language
 from native.cuda.blocks import blocks_for
 from native.cuda.language import jit, on_device, tl
-from native.cuda.language import why_not as why_not
 from native.cuda.tables import CHUNK, address, groups_of, kind_of, table_of
 from native.reference import square_sum as plain
 
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return language.describe("one launch per type, without fp32 copies")
+METHOD = "one launch per type, without fp32 copies"
 
 
 def square_sum(tensors: Sequence[Tensor]) -> Tensor:

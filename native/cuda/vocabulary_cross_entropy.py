@@ -9,16 +9,12 @@ from native.cuda import language
 from native.cuda.blocks import blocks_for
 from native.cuda.cross_entropy import scale_
 from native.cuda.language import jit, on_device, register, tl
-from native.cuda.language import why_not as why_not
 from native.divided import IGNORED, divided_loss
 from native.gradients import column_kernels
 from native.reference import vocabulary_cross_entropy as plain
 from native.vocabulary import VocabularyPart
 
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return language.describe("one pass before the exchange, gradient in place")
+METHOD = "one pass before the exchange, gradient in place"
 
 
 def vocabulary_cross_entropy(

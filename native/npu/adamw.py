@@ -10,10 +10,7 @@ from native.reference import adamw as plain
 from native.reference import fuses_adamw
 from native.update import AdamWStep
 
-
-def why_not() -> str:
-    """Return why the kernel cannot run here, or an empty string."""
-    return library.missing("npu_apply_adam_w")
+NEEDS = ("npu_apply_adam_w",)
 
 
 def describe() -> str:

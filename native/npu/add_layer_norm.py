@@ -8,15 +8,8 @@ from torch import Tensor
 from native.npu import library
 from native.reference import add_layer_norm as plain
 
-
-def why_not() -> str:
-    """Return why the kernel cannot run here, or an empty string."""
-    return library.missing("npu_add_layer_norm")
-
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return "CANN's npu_add_layer_norm"
+NEEDS = ("npu_add_layer_norm",)
+METHOD = "CANN's npu_add_layer_norm"
 
 
 def add_layer_norm(

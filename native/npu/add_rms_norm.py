@@ -15,15 +15,8 @@ from native.npu import library
 from native.npu.rms_norm import rms_norm
 from native.reference import add_rms_norm as plain
 
-
-def why_not() -> str:
-    """Return why the kernels cannot run here, or an empty string."""
-    return library.missing("npu_add_rms_norm", "npu_rms_norm", "npu_rms_norm_backward")
-
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return "CANN's npu_add_rms_norm"
+NEEDS = ("npu_add_rms_norm", "npu_rms_norm", "npu_rms_norm_backward")
+METHOD = "CANN's npu_add_rms_norm"
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:

@@ -29,15 +29,8 @@ MOST_DIM, MOST_HEADS, MOST_PREFIXES, MOST_SEQUENCES, MOST_TOKENS = 768, 256, 32,
 # Keys of `Mask.made` for numbers in CPU memory, which are read once per batch; the other keys are sizes.
 _ENDS, _LENGTHS = (-1, -1), (-1, -2)
 
-
-def why_not() -> str:
-    """Return why the kernel cannot run here, or an empty string."""
-    return library.missing("npu_fusion_attention") or library.without_attention()
-
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return "CANN's npu_fusion_attention"
+NEEDS = ("npu_fusion_attention",)
+METHOD = "CANN's npu_fusion_attention"
 
 
 def attention(

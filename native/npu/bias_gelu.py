@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from native.npu.gelu import NEEDS as NEEDS
 from native.npu.gelu import gelu
-from native.npu.gelu import why_not as why_not
 
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return "a sum, then CANN's npu_gelu"
+METHOD = "a sum, then CANN's npu_gelu"
 
 
 def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:

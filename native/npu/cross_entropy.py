@@ -16,15 +16,8 @@ from native.reference import cross_entropy as plain
 # How many rows the kernel handles at a time.
 MOST_ROWS = 200_000
 
-
-def why_not() -> str:
-    """Return why the kernel cannot run here, or an empty string."""
-    return library.missing("npu_cross_entropy_loss")
-
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return "CANN's npu_cross_entropy_loss"
+NEEDS = ("npu_cross_entropy_loss",)
+METHOD = "CANN's npu_cross_entropy_loss"
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:

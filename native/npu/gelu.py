@@ -8,15 +8,8 @@ from native.npu import library
 from native.reference import gelu as plain
 from native.reference import gelu_backward as plain_backward
 
-
-def why_not() -> str:
-    """Return why the kernel cannot run here, or an empty string."""
-    return library.missing("npu_gelu", "npu_gelu_backward")
-
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return "CANN's npu_gelu, exact or by tanh"
+NEEDS = ("npu_gelu", "npu_gelu_backward")
+METHOD = "CANN's npu_gelu, exact or by tanh"
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:

@@ -16,15 +16,8 @@ ROWS, INNER = 0, 2
 # The value of `split_item` for one result of all groups.
 ONE_RESULT = 3
 
-
-def why_not() -> str:
-    """Return why the kernel cannot run here, or an empty string."""
-    return library.missing("npu_grouped_matmul")
-
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return "CANN's npu_grouped_matmul"
+NEEDS = ("npu_grouped_matmul",)
+METHOD = "CANN's npu_grouped_matmul"
 
 
 def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:

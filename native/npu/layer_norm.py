@@ -12,15 +12,7 @@ from torch import Tensor
 from native.npu import library
 from native.reference import layer_norm as plain
 
-
-def why_not() -> str:
-    """Return why there is no NPU here, or an empty string."""
-    return library.missing()
-
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return "CANN's layer norm, without fp32 copies"
+METHOD = "CANN's layer norm, without fp32 copies"
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float = 1e-5) -> Tensor:

@@ -17,11 +17,12 @@ from torch import Tensor
 from native.fallback import report_fallback
 
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Chips of the first generation, as torch_npu names them.
+# Chips of the first generation, as torch_npu names them, and the functions that need a later one by their pages.
 FIRST = ("910A", "910ProA", "910ProB", "910PremiumA")
+LATER = ("npu_fusion_attention", "npu_fused_infer_attention_score")
 
 
-def missing(*names: str) -> str:
+def why_not(*names: str) -> str:
     """Return why these functions of torch_npu cannot be called here, or ""."""
     if importlib.util.find_spec("torch_npu") is None:
         return "torch_npu is not installed"
@@ -29,18 +30,19 @@ def missing(*names: str) -> str:
     if runtime is None or not runtime.is_available():
         return "torch sees no NPU"
     absent = [name for name in names if _found(name) is None]
-    return f"this torch_npu has no {', '.join(absent)}" if absent else ""
+    if absent:
+        return f"this torch_npu has no {', '.join(absent)}"
+    chip = str(runtime.get_device_name()) if set(names) & set(LATER) else ""
+    return f"{chip} has no such kernel" if chip.removeprefix("Ascend").startswith(FIRST) else ""
 
 
-def without_attention() -> str:
-    """Return why this chip has no attention kernels, or ""; their pages name Atlas A2 and later."""
-    report = getattr(getattr(torch, "npu", None), "get_device_name", None)
-    name = str(report()) if report is not None else ""
-    return f"{name} has no such kernel" if name.removeprefix("Ascend").startswith(FIRST) else ""
+def describe(method: str) -> str:
+    """Return the description of an op by CANN: its method."""
+    return method
 
 
 def kernel(name: str) -> Callable[..., Any]:
-    """Return a function of torch_npu; `missing` must have found it."""
+    """Return a function of torch_npu; `why_not` must have found it."""
     function = _found(name)
     assert function is not None, name
     return function

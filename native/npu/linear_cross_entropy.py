@@ -7,17 +7,14 @@ from torch import Tensor
 
 from native.chunked import TokenLoss, chunked_loss
 from native.fallback import report_fallback
+from native.npu.cross_entropy import NEEDS as NEEDS
 from native.npu.cross_entropy import losses_of, mean_of
-from native.npu.cross_entropy import why_not as why_not
 from native.reference import linear_cross_entropy as plain
 
 # Not fp16, which would lose small gradients before the loss scale multiplies them.
 TYPES = (torch.float32, torch.bfloat16)
 
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return "no logits are stored; CANN's npu_cross_entropy_loss"
+METHOD = "no logits are stored; CANN's npu_cross_entropy_loss"
 
 
 def linear_cross_entropy(

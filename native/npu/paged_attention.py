@@ -16,15 +16,8 @@ TYPES = (torch.float16, torch.bfloat16)
 # in all pages.
 MOST_HEADS, MOST_SHARE, MOST_SIZE, MOST_WIDTH, MOST_NUMBERS = 256, 64, 512, 65535, 2**31 - 1
 
-
-def why_not() -> str:
-    """Return why the kernel cannot run here, or an empty string."""
-    return library.missing("npu_fused_infer_attention_score") or library.without_attention()
-
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return "CANN's npu_fused_infer_attention_score"
+NEEDS = ("npu_fused_infer_attention_score",)
+METHOD = "CANN's npu_fused_infer_attention_score"
 
 
 def paged_attention(q: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> Tensor:

@@ -8,15 +8,8 @@ from torch import Tensor
 from native.npu import library
 from native.reference import rms_norm as plain
 
-
-def why_not() -> str:
-    """Return why the kernel cannot run here, or an empty string."""
-    return library.missing("npu_rms_norm")
-
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return "CANN's npu_rms_norm"
+NEEDS = ("npu_rms_norm",)
+METHOD = "CANN's npu_rms_norm"
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:

@@ -19,15 +19,8 @@ from native.reference import rotary as plain
 # The smallest size that the kernel does not support.
 WIDTH, SIZE = 896, 1000
 
-
-def why_not() -> str:
-    """Return why the kernel cannot run here, or an empty string."""
-    return library.missing("npu_rotary_mul")
-
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return "CANN's npu_rotary_mul"
+NEEDS = ("npu_rotary_mul",)
+METHOD = "CANN's npu_rotary_mul"
 
 
 def rotary(

@@ -8,15 +8,8 @@ from native.npu import library
 from native.reference import swiglu as plain
 from native.reference import swiglu_backward as plain_backward
 
-
-def why_not() -> str:
-    """Return why the kernel cannot run here, or an empty string."""
-    return library.missing("npu_swiglu", "npu_swiglu_backward")
-
-
-def describe() -> str:
-    """Return what this backend does, in one line for the report."""
-    return "CANN's npu_swiglu"
+NEEDS = ("npu_swiglu", "npu_swiglu_backward")
+METHOD = "CANN's npu_swiglu"
 
 
 def swiglu(x: Tensor) -> Tensor:

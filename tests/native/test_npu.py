@@ -152,13 +152,13 @@ def test_the_stand_ins_refuse_what_the_documentation_refuses(torch_npu: Any, cal
 def test_a_machine_without_torch_npu_or_without_an_npu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"torch_npu": None}
     monkeypatch.setattr("importlib.util.find_spec", lambda name: found.get(name))
-    assert library.missing("npu_gelu") == "torch_npu is not installed"
+    assert library.why_not("npu_gelu") == "torch_npu is not installed"
     found["torch_npu"] = True
     # A broken CANN: torch_npu is there, but torch could not load it.
-    assert library.missing("npu_gelu") == "torch sees no NPU"
+    assert library.why_not("npu_gelu") == "torch sees no NPU"
     monkeypatch.setattr(torch, "npu", SimpleNamespace(is_available=lambda: True), raising=False)
-    assert library.missing("npu_gelu", "npu_swiglu") == ""
-    assert library.missing("npu_gelu", "npu_none") == "this torch_npu has no npu_none"
+    assert library.why_not("npu_gelu", "npu_swiglu") == ""
+    assert library.why_not("npu_gelu", "npu_none") == "this torch_npu has no npu_none"
 
 
 def form_of(

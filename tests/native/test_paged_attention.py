@@ -10,7 +10,7 @@ import torch
 
 from native import reference
 from native.fallback import report_fallback
-from native.npu import attention
+from native.npu import attention, library
 from native.npu import paged_attention as npu
 from tests.support import op_cases as cases
 from tests.support.npu_node import documented_kernels as documented
@@ -96,8 +96,9 @@ def test_the_stand_in_refuses_what_the_page_refuses(torch_npu: None) -> None:
 def test_a_chip_of_the_first_generation_leaves_attention_to_the_reference(
     torch_npu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("native.npu.library.missing", lambda *names: "")
+    monkeypatch.setattr("native.npu.library._found", lambda name: name)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     for name, reason in (("Ascend910B3", ""), ("Ascend910ProB", "Ascend910ProB has no such kernel")):
         runtime = SimpleNamespace(is_available=lambda: True, get_device_name=lambda name=name: name)
         monkeypatch.setattr(torch, "npu", runtime, raising=False)
-        assert npu.why_not() == attention.why_not() == reason
+        assert library.why_not(*npu.NEEDS) == library.why_not(*attention.NEEDS) == reason
