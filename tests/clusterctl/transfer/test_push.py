@@ -336,6 +336,19 @@ def test_an_unchanged_tree_is_known_by_its_times_and_a_forged_time_changes_nothi
     assert same(source, dest)
 
 
+@pytest.mark.parametrize("names", [("Data.txt", "data.TXT"), ("stra\u00dfe", "STRASSE"), ("a\nb", "A\nB")])
+def test_two_names_that_are_one_on_some_disks_are_refused_before_anything_is_sent(
+    names: tuple[str, str], tmp_path: Path
+) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    if len(os.listdir(tmp_path)) == 1:
+        pytest.skip("the disk of this machine has one name for both")
+    with pytest.raises(UsageError, match="are one name on some file systems") as refused:
+        make_manifest(tmp_path)
+    assert "rename one of them" in refused.value.hint
+
+
 def test_files_are_not_read_again_until_they_change(source: Path) -> None:
     make_manifest(source)
     # Longer than the grain of file times.
