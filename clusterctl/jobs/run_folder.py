@@ -8,6 +8,7 @@ import json
 import os
 import posixpath
 import secrets
+import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -134,6 +135,11 @@ class RunDir:
     @property
     def record(self) -> Path:
         return self.root / "run.json"
+
+    @property
+    def record_copy(self) -> Path:
+        """Return the second copy of the record: without a record no command reaches the run's ranks."""
+        return self.record.with_suffix(".copy")
 
     @property
     def plan(self) -> Path:
@@ -279,7 +285,8 @@ class RunDir:
     def write_record(self, record: RunRecord) -> None:
         from clusterctl.jobs.record import to_json
 
-        self.write_json(self.record, to_json(record))
+        for path in (self.record_copy, self.record):
+            self.write_json(path, to_json(record))
 
     def read_record(self) -> RunRecord:
         """Return what `launch` recorded about the run; raise a UsageError if the record is damaged."""
@@ -362,7 +369,10 @@ class RunDir:
 def damaged(path: Path, why: object) -> UsageError:
     """Return the error for a file of a run that cannot be used."""
     reason = why.strerror if isinstance(why, OSError) else why
-    return UsageError(f"{path}: unreadable: {reason}", "the run's folder is damaged; see `clusterctl runs`")
+    remedy, copy = "the run's folder is damaged; see `clusterctl runs`", path.with_suffix(".copy")
+    if copy.is_file():
+        remedy = f"{copy} has the same content: `{shlex.join(['cp', str(copy), str(path)])}`"
+    return UsageError(f"{path}: unreadable: {reason}", remedy)
 
 
 def _limited(path: Path) -> bytes:

@@ -75,6 +75,11 @@ def test_a_detached_run_goes_on_and_is_followed_and_stopped_from_elsewhere(shell
     time.sleep(1.0)
     assert "running" in shell("status", run).stdout
     assert re.search(r"^node1:0 \d+$", shell("logs", "tail", run).stdout, re.MULTILINE)
+    # Its record is cut: the error has the command that brings it back.
+    os.truncate(shell.folder / "runs" / run / "run.json", 100)
+    refusal = shell("stop", run)
+    refused(refusal, 2, "run.json: unreadable", "has the same content")
+    subprocess.run(refusal.stderr.split("`")[1], shell=True, check=True)
     stopped = shell("stop", run)
     assert stopped.returncode == 0
     assert "0 processes left" in stopped.stderr
