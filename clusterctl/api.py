@@ -12,6 +12,10 @@ else in the package may change at any time. docs/reference/python-api.md explain
 
 from __future__ import annotations
 
+from clusterctl.client.cluster import Cluster
+from clusterctl.client.function_run import FunctionRun
+from clusterctl.client.results import Failure, FunctionFailed
+from clusterctl.client.run import Run, find_run, list_runs
 from clusterctl.errors import (
     ClusterctlError,
     InputFaults,
@@ -22,10 +26,6 @@ from clusterctl.errors import (
 )
 from clusterctl.inventory import nodeset
 from clusterctl.inventory.cluster import Node
-from clusterctl.library.cluster import Cluster
-from clusterctl.library.function_run import FunctionRun
-from clusterctl.library.results import Failure, FunctionFailed
-from clusterctl.library.run import Run, find_run, list_runs
 from clusterctl.ranktable import api as ranktable
 from clusterctl.transport.connection import Completed
 from clusterctl.transport.fanout import Outcome

@@ -23,7 +23,7 @@ MAY_IMPORT = {"clusterctl": set(), "trainer": {"native", "clusterctl.wire"}, "na
 ON_NODES = [
     *sorted((ROOT / "clusterctl" / "agent").rglob("*.py")),
     ROOT / "clusterctl" / "wire" / "saved.py",
-    ROOT / "clusterctl" / "library" / "on_node.py",
+    ROOT / "clusterctl" / "client" / "on_node.py",
     ROOT / "clusterctl" / "provision" / "install.py",
     ROOT / "clusterctl" / "transport" / "dial.py",
 ]
@@ -62,11 +62,11 @@ MAY = {
         "checks": "inventory transport ranktable jobs keeper backends",
         "runs": "agent inventory transport transfer ranktable storage jobs logs checkpoints",
         "report": "inventory jobs logs runs",
-        "library": "inventory transport backends exec transfer ranktable hostfile jobs logs checks runs",
+        "client": "inventory transport backends exec transfer ranktable hostfile jobs logs checks runs",
         "bash": "",
         "migrate": "bash",
         "cli": "agent inventory transport ssh exec transfer ranktable hostfile keeper jobs logs sandbox checks runs"
-        " report checkpoints backends provision bash migrate storage downloads",
+        " report checkpoints backends provision bash migrate storage downloads client",
     },
     "trainer": {
         "config": "",
@@ -290,7 +290,7 @@ JSON_MODULES = {
     "clusterctl/inventory": "cluster",
     "clusterctl/jobs": "ask_trainer run_lines",
     "clusterctl/keeper": "client",
-    "clusterctl/library": "run",
+    "clusterctl/client": "run",
     "clusterctl/backends/pods": "kinds kube_api manifests",
     "clusterctl/provision": "install",
     "clusterctl/ranktable": "check dialects strict_json table",
@@ -471,6 +471,20 @@ def test_ssh_is_known_in_one_folder_of_the_client() -> None:
     assert users and all(one.startswith(SSH_MODULES) for one in users)
 
 
+# What orders the steps of a verb on runs is for the client alone. A command of the list still does a part itself.
+ORDERING = {"clusterctl.runs.start", "clusterctl.runs.controller", "clusterctl.runs.prepare.elsewhere"}
+STILL_ORDERS = {"clusterctl/cli/launch/queue_job.py"}
+
+
+def test_the_command_line_and_the_python_api_leave_the_order_of_steps_to_the_client() -> None:
+    known = modules("clusterctl")
+    outside = [ROOT / "clusterctl" / "api.py", *sorted((ROOT / "clusterctl" / "cli").rglob("*.py"))]
+    found = {
+        named(path) for path in outside if ORDERING & {name for name, _ in imported_modules(path, known)}
+    }
+    assert found == STILL_ORDERS
+
+
 def test_only_the_cli_draws_or_prints() -> None:
     found = []
     for path in sources("clusterctl"):
@@ -627,7 +641,7 @@ def _runs(program: str) -> bool:
 def test_no_module_goes_against_the_habits() -> None:
     doors = {"clusterctl/cli/main.py", "trainer/__main__.py", "clusterctl/agent/server.py"}
     # It reports what a function of the user raised.
-    doors.add("clusterctl/library/on_node.py")
+    doors.add("clusterctl/client/on_node.py")
     # It reports what a fabfile of the user raised.
     doors.add("clusterctl/ssh/fabfiles.py")
     # It answers a client with the status 500 and logs the traceback.

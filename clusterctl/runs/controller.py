@@ -32,8 +32,9 @@ from clusterctl.runs.causes.patterns import PORT_PASSES
 from clusterctl.runs.finish import conclude, ended
 from clusterctl.runs.notify import Notifier
 from clusterctl.runs.prepare.stage import Stored, Tell
+from clusterctl.runs.query import query_nodes
 from clusterctl.runs.state import RunState, end_half_line, write_state
-from clusterctl.runs.stop import StopRequest, stop_half_started, stop_nodes
+from clusterctl.runs.stop import StopRequest, stop_nodes
 from clusterctl.runs.watching.roller import Roller
 from clusterctl.runs.watching.stall import Stragglers
 from clusterctl.runs.watching.updates import Update
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 # Seconds between two attempts to end leftover processes on abandoned nodes.
 CHASE = 5.0
+# Seconds for the nodes to report the state of an attempt before it is watched without the reports.
+QUERY_LIMIT = 2.0
 
 
 class Control:
@@ -393,3 +396,16 @@ def history_of(event: Event) -> History:
         return decode(History, dict(event.facts))
     except BadValue:
         return History(restarts=1)
+
+
+def stop_half_started(run: RunDir, connections: Connections) -> RunState | None:
+    """Stop an attempt that did not start on every node, and return its state; None if it did.
+
+    The previous controller may have died after it wrote the record and before every node had started.
+    """
+    state = query_nodes(run, connections, patience=QUERY_LIMIT)
+    answered = (name for name in state.nodes if name not in state.unreachable)
+    if not any(state.nodes[name] is Phase.UNKNOWN for name in answered):
+        return None
+    stop_nodes(connections, run.read_record().cluster.nodes, run, StopRequest(0.0))
+    return replace(state, phase=Phase.FAILED)

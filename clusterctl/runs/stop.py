@@ -6,29 +6,24 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import ClusterctlError, StopIncomplete, UsageError
 from clusterctl.inventory.nodeset import fold
-from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs import abandoned
-from clusterctl.runs.query import query_nodes
 from clusterctl.text import rank_text
 from clusterctl.transport.fanout import raise_failures
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.jobs.record import RunRecord
-    from clusterctl.runs.state import RunState
     from clusterctl.runs.watching.stall import Hang
     from clusterctl.transport.connection import Connection
     from clusterctl.transport.fanout import Connections, Outcome
 
 
-# Seconds for the nodes to report the state of an attempt before it is watched without the reports.
-QUERY_LIMIT = 2.0
 # Seconds that `stop` waits for a controller to copy the last bytes.
 SETTLE = 15.0
 
@@ -135,19 +130,6 @@ def _wait_for_controller(run: RunDir) -> None:
         if run.phase().is_final:
             return
         time.sleep(0.05)
-
-
-def stop_half_started(run: RunDir, connections: Connections) -> RunState | None:
-    """Stop an attempt that did not start on every node, and return its state; None if it did.
-
-    The previous controller may have died after it wrote the record and before every node had started.
-    """
-    state = query_nodes(run, connections, patience=QUERY_LIMIT)
-    answered = (name for name in state.nodes if name not in state.unreachable)
-    if not any(state.nodes[name] is Phase.UNKNOWN for name in answered):
-        return None
-    stop_nodes(connections, run.read_record().cluster.nodes, run, StopRequest(0.0))
-    return replace(state, phase=Phase.FAILED)
 
 
 @dataclass(frozen=True)

@@ -131,8 +131,11 @@ def _data(directory: Path) -> BuiltData:
 
 
 def _train(cluster: Cluster, job_file: Path) -> tuple[RunDir, TrainProgress]:
-    from clusterctl.cli.launch.run import follow_to_the_end, show_plan, start
+    from clusterctl.cli.launch.plan import show_plan
+    from clusterctl.cli.launch.run import follow_to_the_end, phases
+    from clusterctl.client.attempts import Launch, Target
     from clusterctl.jobs import job as jobs
+    from clusterctl.jobs.run_folder import new_run
     from clusterctl.runs.overview import read_progress
 
     _heading(4, "Show the plan: clusterctl plan job.yaml")
@@ -141,7 +144,9 @@ def _train(cluster: Cluster, job_file: Path) -> tuple[RunDir, TrainProgress]:
     show_plan(chosen, job)
     _heading(5, "Train on the nodes: clusterctl launch job.yaml")
     with options.connected(chosen) as connections:
-        run = start(chosen, job, connections)
+        run = new_run(job.name, options.runs_folder())
+        with phases(connections) as log:
+            Launch(run, Target(job, chosen), None, checks=False).start(connections, log)
         follow_to_the_end(run, connections, stop_on_interrupt=True, trains=True, outlives_terminal=False)
     return run, read_progress(run.metric_lines())
 

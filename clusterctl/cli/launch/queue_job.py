@@ -129,19 +129,10 @@ def _start(run: RunDir, cluster: Cluster, connections: Connections, *, checks: b
 
 
 def _launch(run: RunDir, cluster: Cluster, connections: Connections, log: Any, *, checks: bool) -> None:
-    from clusterctl.checks import doctor
-    from clusterctl.jobs import job_check
-    from clusterctl.jobs.parts.grace import with_grace
-    from clusterctl.runs import start as runs
-    from clusterctl.runs.prepare.node_facts import Question
+    from clusterctl.client.attempts import Launch, Target
 
-    job = run.read_record().job
-    summary = job_check.check(job, cluster)
-    job = with_grace(job, summary)
-    question = Question(cluster, job, connections)
-    if checks:
-        doctor.before_launch(cluster, job, connections, log, summary)
-    runs.launch(cluster, job, connections, run.root.parent, log, run, question=question)
+    launch = Launch.of(Target(run.read_record().job, cluster), run.root.parent, checks=checks, run=run)
+    launch.start(connections, log, asks_early=True)
 
 
 def _resume(run: RunDir, cluster: Cluster, connections: Connections, log: Any) -> None:

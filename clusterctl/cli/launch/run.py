@@ -1,10 +1,10 @@
-"""`plan`, `launch`, `resume` and `attach`: check a job, start it, follow it."""
+"""`launch`, `resume` and `attach`: start a run, or an ended one again, and follow it to its end."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,125 +13,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli import options, screen, ssh_option
-from clusterctl.cli.launch.interrupt import InterruptGuard
-from clusterctl.cli.launch.job_request import JobRequest
-from clusterctl.cli.launch.target import Target
-from clusterctl.errors import FindingsError, RunFailed, UsageError
+from clusterctl.cli.launch.plan import show_plan
+from clusterctl.cli.launch.submit import report_submitted
+from clusterctl.client.attempts import Launch, Reports, Resume, Target, require_notify, start_and_control
+from clusterctl.client.interrupt import InterruptGuard
+from clusterctl.errors import RunFailed, UsageError
+from clusterctl.interrupts import EXIT_INTERRUPTED
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
     from clusterctl.cli.views.waiting import Waiting
-    from clusterctl.handover import Starter
+    from clusterctl.client.handover import Starter
     from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.report.summary import RunSummary
     from clusterctl.runs.overview import TrainProgress
     from clusterctl.transport.fanout import Connections
-    from clusterctl.wire.train_summary import TrainSummary
 
 
 # Seconds after which another controller may replace a new one.
 AGAIN = 60.0
-# Limit of files that a dry run names.
-MOST_SHOWN = 5
-
-
-def plan(
-    request: JobRequest,
-    *,
-    what_if: Annotated[
-        str | None,
-        typer.Option(
-            metavar="nodes=N[,devices=N,kind=K]",
-            help="Plan for imaginary nodes that are like the first node of the inventory.",
-        ),
-    ] = None,
-    rehearse: Annotated[
-        bool,
-        typer.Option(
-            "--rehearse",
-            help="Build one rank of the layout on this machine and run a step, with tensors that take no memory.",
-        ),
-    ] = False,
-    as_json: options.Json = False,
-) -> None:
-    """Show what a job would start on which node, the memory it needs and about how long it takes. Lists every error.
-    Contacts no node. Exits with 1 if a training does not fit its devices."""
-    from clusterctl.jobs import what_if as what_ifs
-
-    imagined = what_ifs.read(what_if) if what_if is not None else None
-    request = request.with_what_if(imagined) if imagined else request
-    choice = request.choice(imagined)
-    job = request.job(choice)
-    summary = show_plan(choice.of(job)[0], job, as_json=as_json, rehearse=rehearse)
-    if summary is not None and summary.fits is False:
-        raise FindingsError(
-            "the training does not fit its devices",
-            "try parallel: auto, recompute: full, a higher zero, or a smaller micro_batch",
-        )
-
-
-def show_plan(
-    cluster: Cluster, job: Job, *, as_json: bool = False, argv: bool = False, rehearse: bool = False
-) -> TrainSummary | None:
-    """Print the plan and return the trainer's summary (None for a command)."""
-    from clusterctl.cli.views import layout, tables
-    from clusterctl.jobs import job_check, what_if
-    from clusterctl.jobs import plan as plans
-    from clusterctl.wire.typed_json import encode
-
-    summary = job_check.check(job, cluster)
-    made = plans.make_plan(cluster, job)
-    if rehearse and job.train is None:
-        raise UsageError(
-            "--rehearse is only for a training", f"leave it out: {job.source} runs its own command"
-        )
-    rehearsal = job_check.rehearse(job, cluster) if rehearse else None
-    if as_json:
-        answer = encode(summary) if summary else {}
-        if rehearsal:
-            answer["rehearsed"] = encode(rehearsal)
-        screen.show_json({**made.as_json(), "summary": answer})
-    else:
-        nodes = [] if cluster.source == what_if.SOURCE else [tables.plan_table(made)]
-        verdict = layout.verdict(summary) if summary else ""
-        if summary and verdict:
-            screen.show(verdict if summary.fits else f"[bold red]{verdict}[/]")
-        training = layout.training(summary, rehearsal) if summary else ()
-        screen.show(tables.plan_facts(made, summary), *training, *nodes)
-        if argv:
-            screen.show(tables.commands_table(made))
-            show_pushes(job, len(made.nodes))
-        for note in (*_assumptions(cluster), *(layout.notes(summary) if summary else ())):
-            screen.log(f"note: {note}", "yellow")
-    return summary
-
-
-def _assumptions(cluster: Cluster) -> Iterator[str]:
-    """Yield what the plan takes for granted about nodes that a start would ask."""
-    from clusterctl.inventory import nodeset
-
-    if unnamed := [node.name for node in cluster.nodes if node.is_asked]:
-        subject = f"{cluster.source} does not name the devices of {nodeset.fold(unnamed)}"
-        yield f"{subject}: planned for CPUs; `launch` asks the nodes"
-
-
-def show_pushes(job: Job, nodes: int) -> None:
-    """Print which folders the start would push, and how large they are."""
-    from clusterctl.runs.prepare.stage import pushes
-    from clusterctl.text import escape_controls, size
-
-    for name, root, manifest in pushes(job, options.runs_folder()):
-        files = f"{plural(len(manifest.files), 'file')}, {size(manifest.size)}"
-        where = f"to {plural(nodes, 'node')}, unless they have it"
-        screen.write(f"pushes {name} {escape_controls(str(root))} ({files}) {where}\n")
-        largest = sorted(manifest.files, key=lambda file: -file.size)[:MOST_SHOWN]
-        if len(manifest.files) > MOST_SHOWN:
-            names = ", ".join(f"{escape_controls(file.path)} ({size(file.size)})" for file in largest)
-            screen.write(f"       largest: {names}\n")
-        for warning in manifest.warnings:
-            screen.log(f"warning: {warning}", "yellow")
 
 
 def launch_job(
@@ -145,22 +47,14 @@ def launch_job(
     run: RunDir | None = None,
 ) -> None:
     """Start a job on its nodes, or the part of this pod; follow it to its end, or leave it with `detach`."""
-    from clusterctl.cli.launch.background import deliver_signals
-    from clusterctl.jobs import job_check
-    from clusterctl.jobs.parts.grace import with_grace
-    from clusterctl.jobs.run_folder import new_run
+    from clusterctl.cli.views.waiting import shown_while
+    from clusterctl.client.background import deliver_signals
 
-    job, reached = target.job, target.reached
-    # A job that is refused leaves no folder.
-    summary = check_job(target)
-    job = with_grace(job, summary)
-    target = replace(target, job=job)
-    # Report this before the code is pushed.
-    job_check.forwarded(job)
-    run = run or new_run(job.name, options.runs_folder())
-    first = begin(run, target, summary, no_checks=no_checks, accept_new=accept_new)
-    trains = job.train is not None
-    with options.connected(reached) as connections:
+    with shown_while("the check of the job"):
+        launch = Launch.of(target, options.runs_folder(), checks=not no_checks, run=run)
+    run, trains = launch.run, launch.target.job.train is not None
+    first = begin(launch, accept_new=accept_new)
+    with options.connected(launch.reached) as connections:
         if detach:
             with stopping_on_interrupt(run, connections):
                 deliver_signals()
@@ -177,94 +71,208 @@ def launch_job(
         )
 
 
-def check_job(target: Target) -> TrainSummary | None:
-    """Return the trainer's summary of a job, None without a training; raise InputFaults with all errors."""
-    from clusterctl.cli.views.waiting import shown_while
+def resume_run(
+    run: str,
+    selection: options.NodeOptions,
+    overrides: Sequence[str] = (),
+    *,
+    detach: bool = False,
+    dry_run: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Start an ended run again; follow it to its end, or leave it to its controller with `detach`.
+
+    A finished training is left as it is, unless `overrides` raise its steps.
+    """
+    from clusterctl.backends.backend import of_run
+    from clusterctl.client.background import deliver_signals
+
+    found = options.run_named(run)
+    record = found.read_record()
+    job, cluster = changed(record.job, overrides), record.cluster
+    if is_complete(found, job, as_json=as_json):
+        return
+    elsewhere = selection.chosen() if selection.nodes or selection.exclude else None
+    elsewhere = options.with_devices(elsewhere, remote=not dry_run) if elsewhere else None
+    backend = of_run(found)
+    resubmits = elsewhere is None and backend.resubmits
+    cluster = elsewhere or cluster
+    _check_next(found, job, cluster if elsewhere or overrides else None, resubmits=resubmits)
+    if dry_run:
+        # _check_next has checked `notify`.
+        show_plan(cluster, replace(job, notify=""), as_json=as_json, argv=True)
+        show_continuation(found)
+        return
+    if resubmits:
+        # The batch system chooses the nodes, as it did before.
+        report_submitted(found, backend, backend.submit_again(found, job), as_json=as_json)
+        return
+    known = found.written_metrics()
+    attempt = Resume(found, job if overrides else None, elsewhere)
+    first = begin(attempt)
+    with options.connected(attempt.reached) as connections:
+        if detach:
+            deliver_signals()
+            leave(found, as_json=as_json)
+            return
+        follow_to_the_end(
+            found,
+            connections,
+            stop_on_interrupt=True,
+            trains=job.train is not None,
+            as_json=as_json,
+            first=first,
+            known=known,
+        )
+
+
+def _check_next(run: RunDir, job: Job, cluster: Cluster | None, *, resubmits: bool) -> None:
+    """Raise all errors of the next attempt: of its job on `cluster`, unless that is None, and of its `notify`."""
+    from clusterctl.errors import Collected
     from clusterctl.jobs import job_check
 
-    with shown_while("the check of the job"):
-        return job_check.check(target.job, target.nodes)
+    errors = Collected()
+    if cluster is not None:
+        with errors:
+            job_check.check(replace(job, notify=""), cluster)
+    # A submitted job checks `notify` where it starts. A run that seems to be active may only need a new controller.
+    if not resubmits and run.phase().is_final:
+        with errors:
+            require_notify(run, job)
+    errors.raise_all()
 
 
-def begin(
-    run: RunDir,
-    target: Target,
-    summary: TrainSummary | None,
-    *,
-    no_checks: bool = False,
-    accept_new: bool = False,
-) -> int:
-    """Start a checked job in a process that becomes its controller; return the number of the attempt.
+def changed(job: Job, overrides: Sequence[str]) -> Job:
+    """Return the job of a run with keys of its training changed; raise a UsageError for any other key."""
+    from clusterctl.document import Document
+    from clusterctl.jobs.overrides import with_overrides
+
+    if not overrides:
+        return job
+    for text in overrides:
+        if job.train is None or not text.startswith("train."):
+            raise UsageError(
+                f"--set {text}: an ended run keeps its job; only keys of `train` can be changed",
+                "as in --set train.steps=1000; to change others, launch a new run",
+            )
+    document = with_overrides(Document(f"{job.name} as launched", {"train": job.train}, {(): 1}), overrides)
+    return replace(job, train=document.value["train"], document=document)
+
+
+def is_complete(run: RunDir, job: Job, *, as_json: bool) -> bool:
+    """Return whether all steps of a training are done, and print this; raise a UsageError if fewer steps are requested
+    now.
+    """
+    from clusterctl.report.advice import nothing_left
+    from clusterctl.report.summary import summarise
+
+    summary = summarise(run)
+    done, wanted = summary.steps_done, (job.train or {}).get("steps")
+    if not summary.is_final or job.train is None or done is None:
+        return False
+    if job.document is not None and isinstance(wanted, int):
+        if wanted < done:
+            problem = f"--set train.steps={wanted}: {done:,} steps of {run.run_id} are done"
+            raise UsageError(problem, f"set train.steps to more than {done}")
+        if wanted > done:
+            return False
+    text = nothing_left(summary)
+    if text and as_json:
+        screen.show_json({"run": run.run_id, "folder": str(run.root), "phase": "finished", "steps": done})
+    elif text:
+        screen.log(f"finished   {text}")
+        screen.log(f"next       clusterctl resume {run.run_id} --set train.steps={2 * done}")
+    return bool(text)
+
+
+def show_continuation(run: RunDir) -> None:
+    """Report from which step the next attempt of a training would continue."""
+    from clusterctl.report.advice import resume_text
+    from clusterctl.report.summary import summarise
+
+    summary = summarise(run)
+    text = resume_text(summary)
+    if not text and summary.checkpoint:
+        text = f"continues after step {summary.checkpoint.step}"
+    if text:
+        screen.log(f"resume     {text}")
+
+
+def begin(attempt: Launch | Resume, *, accept_new: bool = False) -> int:
+    """Start an attempt in a process that becomes the run's controller; return the number of the first attempt that is
+    to be shown.
 
     Signals are held until `deliver_signals`.
     """
-    from concurrent.futures import ThreadPoolExecutor
+    from clusterctl.client.background import start_in_background
 
-    from clusterctl.checks import doctor
-    from clusterctl.cli.launch.background import start_in_background
-    from clusterctl.runs import start as runs
-    from clusterctl.runs.prepare.stage import code_of
+    def work(starter: Starter) -> None:
+        with options.connected(attempt.reached, accept_new) as connections:
+            start_and_control(attempt, connections, starter, Reports(phases, stop_now))
 
-    job, reached, part = target.job, target.reached, target.part
-
-    def start_up(connections: Connections) -> bool:
-        folder = options.runs_folder()
-        with (
-            stopping_on_interrupt(run, connections),
-            phases(connections) as log,
-            ThreadPoolExecutor() as aside,
-        ):
-            # The files are looked through while the nodes are reached.
-            found = None if part else aside.submit(code_of, job, folder).result
-            if not no_checks:
-                doctor.before_launch(reached, target.checked_job, connections, log, summary)
-            if part:
-                part.start(job, connections, folder, log, run)
-            else:
-                runs.launch(reached, job, connections, folder, log, run, target.spares, found=found)
-            become_steady()
-        return True
-
-    first: int = start_in_background(becoming_controller(run, reached, start_up, accept_new))
+    first: int = start_in_background(work)
     return first
 
 
-def become_steady() -> None:
-    """Ignore the terminal, and SIGTERM until the terminal's process knows that the ranks run.
+def attach(
+    run: options.RunName = "last",
+    *,
+    take_over: Annotated[
+        bool,
+        typer.Option("--take-over", help="Start a new controller, even if the old one is still running."),
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print nothing; wait for the end of the run.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Follow an active run; Ctrl-C leaves it running. If its controller died, a new one is started."""
+    from clusterctl.runs import in_charge
+    from clusterctl.runs.overview import read_progress
+    from clusterctl.runs.state import read_state
 
-    If this process ended in between, no process would stop the ranks. The terminal's process, which passes its signals
-    on, acts on the same one. Blocking the signal is not enough: another thread of this process would receive it.
-    """
+    found = options.run_named(run)
+    trains = found.read_record().job.train is not None
+    if take_over:
+        in_charge.end(found)
+    state = read_state(found) if found.controller() is None and found.phase().is_final else None
+    if state is not None:
+        # The end is recorded here: no node is contacted.
+        conclude(found, state, as_json=as_json, quiet=quiet)
+        return
+    with options.connected_to(found) as connections:
+        if found.controller() is None and not found.phase().is_final:
+            screen.log(f"{found.run_id} has no controller; starting a new one")
+            warn_about_missing_variables(found)
+            put_in_charge(found)
+        known = found.written_metrics()
+        try:
+            follow_to_the_end(
+                found,
+                connections,
+                stop_on_interrupt=False,
+                trains=trains,
+                quiet=quiet,
+                as_json=as_json,
+                known=known,
+                progress=read_progress(found.metric_lines()) if trains else None,
+            )
+        except KeyboardInterrupt:
+            # The run is not interrupted, only this command.
+            again = f"clusterctl attach {found.run_id}"
+            screen.log(f"the run continues; {again} follows it again, clusterctl stop {found.run_id} ends it")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def control(run: options.RunName) -> None:
+    """Control a run until its end. `launch`, `resume` and `attach` start this command."""
+    from clusterctl.memory import use_one_arena
     from clusterctl.runs import in_charge
 
-    in_charge.ignore_terminal()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def becoming_controller(
-    run: RunDir, cluster: Cluster, start_up: Callable[[Connections], bool], accept_new: bool = False
-) -> Callable[[Starter], None]:
-    """Return the work of a process that starts a run and then controls it, with one login per node for both.
-
-    `start_up` returns whether it started an attempt; if not, an attempt of another process continues. The work reports
-    the number of the first attempt that is to be shown.
-    """
-    from clusterctl.runs import in_charge
-
-    def work(starter: Starter) -> None:
-        leave_on_sigterm = signal.getsignal(signal.SIGTERM)
-        with options.connected(cluster, accept_new) as connections:
-            has_started = start_up(connections)
-            first = run.read_record().attempt
-
-            def started() -> None:
-                starter.started(first, run.controller_log)
-                signal.signal(signal.SIGTERM, leave_on_sigterm)
-
-            if not in_charge.serve(run, connections, started, started=has_started):
-                started()
-
-    return work
+    use_one_arena()
+    found = options.run_named(run)
+    with options.connected_to(found) as connections:
+        in_charge.serve(found, connections, lambda: screen.write(in_charge.READY.decode()))
 
 
 def put_in_charge(run: RunDir) -> bool:
@@ -323,14 +331,6 @@ def stopping_on_interrupt(run: RunDir, connections: Connections) -> Iterator[Non
         raise
 
 
-def start(cluster: Cluster, job: Job, connections: Connections) -> RunDir:
-    """Start a run and log each phase."""
-    from clusterctl.runs import start as runs
-
-    with phases(connections) as log:
-        return runs.launch(cluster, job, connections, options.runs_folder(), log)
-
-
 def phases(connections: Connections) -> Waiting:
     """Return a function that logs each phase of a start with the seconds since this call, and shows the current
     wait, with the nodes that have not answered.
@@ -347,14 +347,6 @@ def leave(run: RunDir, *, as_json: bool) -> None:
         screen.show_json({"run": run.run_id, "folder": str(run.root)})
     else:
         screen.write(run.run_id + "\n")
-
-
-def lacks_controller(run: RunDir, connections: Connections) -> bool:
-    """Return whether a run is still active and has no controller."""
-    from clusterctl.runs.query import current_state
-
-    state = current_state(run, connections)
-    return not state.is_final and state.controller is None
 
 
 def follow_to_the_end(
@@ -376,8 +368,8 @@ def follow_to_the_end(
     """
     # The imports are inside: an interrupt while they load must stop the run too.
     try:
-        from clusterctl.cli.launch.background import deliver_signals
         from clusterctl.cli.launch.follow import Follower
+        from clusterctl.client.background import deliver_signals
         from clusterctl.runs.in_charge import following
         from clusterctl.runs.watching.kept_watch import KeptWatch
 

@@ -16,8 +16,8 @@ from clusterctl.cli.launch.options import (
     Share,
     Sweep,
 )
-from clusterctl.cli.launch.resume import resume_run
-from clusterctl.cli.launch.run import launch_job, show_plan
+from clusterctl.cli.launch.plan import show_plan
+from clusterctl.cli.launch.run import launch_job, resume_run
 from clusterctl.cli.launch.target import target_of
 from clusterctl.cli.views.waiting import shown_while
 from clusterctl.errors import Collected, UsageError

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.launch.interrupt import InterruptGuard
 from clusterctl.cli.launch.job_request import JobRequest
 from clusterctl.cli.launch.options import JobChanges
-from clusterctl.cli.launch.target import Target
+from clusterctl.client.attempts import Launch, Target
+from clusterctl.client.interrupt import InterruptGuard
 from clusterctl.errors import ClusterctlError, Fault, InputFaults, RunFailed, UsageError
 from clusterctl.jobs.run_folder import make_runs, new_run, new_run_id
 from clusterctl.jobs.sweep import (
@@ -177,9 +177,7 @@ class _Sweep:
 
     def _in_turn(self, number: int) -> None:
         """Start or resume a variant and follow it to its end; a failure is reported and noted."""
-        from clusterctl.cli.launch.attach import attach
-        from clusterctl.cli.launch.resume import resume_run
-        from clusterctl.cli.launch.run import launch_job
+        from clusterctl.cli.launch.run import attach, launch_job, resume_run
 
         screen.log(self._title(number), "bold")
         earlier, entry = self._run_of(number), self.prepared[number]
@@ -251,9 +249,8 @@ class _Sweep:
 
     def _begin(self, number: int, place: int, each: str) -> RunDir | None:
         """Start a variant on a place; return None if that failed."""
-        from clusterctl.cli.launch.background import deliver_signals
-        from clusterctl.cli.launch.resume import resume_run
-        from clusterctl.cli.launch.run import begin, check_job
+        from clusterctl.cli.launch.run import begin, resume_run
+        from clusterctl.client.background import deliver_signals
 
         screen.log(self._title(number), "bold")
         entry, earlier = self.prepared[number], self._run_of(number)
@@ -265,7 +262,8 @@ class _Sweep:
                 resume_run(earlier.run_id, options.NodeOptions(), detach=True)
             elif not earlier:
                 target = Target(job, cluster)
-                begin(run, target, check_job(target), no_checks=self.record.request.no_checks)
+                checks = not self.record.request.no_checks
+                begin(Launch.of(target, run.root.parent, checks=checks, run=run))
                 deliver_signals()
             return run
         except ClusterctlError as error:

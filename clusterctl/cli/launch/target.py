@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.cli import options, screen
 from clusterctl.cli.launch.job_request import JobRequest
 from clusterctl.cli.launch.node_choice import Choice
+from clusterctl.client.attempts import Target
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.backends.pods.pod import Part
-    from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.job import Job
-
-
-@dataclass(frozen=True)
-class Target:
-    """A job, the nodes that it starts on, and its spare nodes; in a pod the part that is started here."""
-
-    job: Job
-    nodes: Cluster
-    spares: tuple[Node, ...] = ()
-    part: Part | None = None
-
-    @property
-    def reached(self) -> Cluster:
-        """Return the nodes that this process starts ranks on."""
-        return self.part.here if self.part else self.nodes
-
-    @property
-    def checked_job(self) -> Job:
-        """Return the job as the checks before a start need it: only node 0 listens at the master port."""
-        return replace(self.job, master_port=0) if self.part and self.part.place.index else self.job
 
 
 def target_of(request: JobRequest, choice: Choice, job: Job, *, waits: bool) -> Target:

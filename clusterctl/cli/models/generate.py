@@ -105,7 +105,7 @@ def serve(
     from dataclasses import replace
 
     from clusterctl.cli.launch.run import launch_job
-    from clusterctl.cli.launch.target import Target
+    from clusterctl.client.attempts import Target
 
     target = place.on_nodes(where, on, cluster)
     name = server.name or target.name

@@ -216,7 +216,7 @@ def answer_of(
     files: what the command reads at `{data}/NAME`, next to the checkpoint.
     """
     from clusterctl.cli.launch.run import launch_job
-    from clusterctl.cli.launch.target import Target
+    from clusterctl.client.attempts import Target
     from clusterctl.jobs.run_folder import new_run
 
     run = new_run(job_on(target, verb, arguments, ranks).name, options.runs_folder())

@@ -7,11 +7,13 @@ from typing import cast
 
 import pytest
 
-from clusterctl.cli.launch import resume
-from clusterctl.cli.launch.resume import changed
+from clusterctl.cli.launch.run import changed
+from clusterctl.client.attempts import Resume
 from clusterctl.errors import UsageError
 from clusterctl.jobs.job import Job
 from clusterctl.jobs.phase import Phase
+from clusterctl.runs import query
+from clusterctl.runs.state import RunState
 from clusterctl.text import epochs, short_time
 from clusterctl.transport.fanout import Connections
 from tests.clusterctl.conftest import Run
@@ -68,13 +70,15 @@ def test_a_new_controller_for_an_active_run_needs_no_command_of_notify(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = restarted_run(tmp_path / "runs", job={"notify": "./nosuch.sh"})
-    start_up = resume._starter(run, None, None)
-    monkeypatch.setattr(resume, "become_steady", lambda: None)
-    monkeypatch.setattr(resume, "lacks_controller", lambda run, connections: True)
-    assert start_up(cast(Connections, None)) is False
-    monkeypatch.setattr(resume, "lacks_controller", lambda run, connections: False)
+    told: list[str] = []
+    nowhere = cast(Connections, None)
+    state = RunState(Phase.RUNNING, {})
+    monkeypatch.setattr(query, "current_state", lambda run, connections: state)
+    assert Resume(run).start(nowhere, lambda phase, text: told.append(text)) is False
+    assert told == [f"{run.run_id} is running without a controller; starting a new one"]
+    state = RunState(Phase.STOPPED, {})
     with pytest.raises(UsageError, match=r"nosuch\.sh: no such file"):
-        start_up(cast(Connections, None))
+        Resume(run).start(nowhere, lambda phase, text: None)
 
 
 def test_the_training_of_a_job_is_changed_and_nothing_else() -> None:

@@ -21,7 +21,7 @@ from rich.console import Console
 from clusterctl.agent.processes import is_alive, state_letter
 from clusterctl.agent.ranks.device_locks import DeviceLocks
 from clusterctl.agent.records import AttemptFiles
-from clusterctl.cli.launch.attach import warn_about_missing_variables
+from clusterctl.cli.launch.run import warn_about_missing_variables
 from clusterctl.cli.views.tables import plan_facts
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.plan import make_plan

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from clusterctl.cli.launch.interrupt import InterruptGuard
+from clusterctl.client.interrupt import InterruptGuard
 
 
 def press() -> None:

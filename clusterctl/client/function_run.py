@@ -15,10 +15,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from clusterctl.errors import ClusterctlError, RunFailed, UsageError, WorkFailed
-from clusterctl.jobs import job as jobs
-from clusterctl.jobs.run_folder import NodeFiles
-from clusterctl.library.results import (
+from clusterctl.client.results import (
     FAILURE_LIMIT,
     LIMIT,
     Failure,
@@ -26,7 +23,10 @@ from clusterctl.library.results import (
     read_failure,
     read_value,
 )
-from clusterctl.library.run import Run
+from clusterctl.client.run import Run
+from clusterctl.errors import ClusterctlError, RunFailed, UsageError, WorkFailed
+from clusterctl.jobs import job as jobs
+from clusterctl.jobs.run_folder import NodeFiles
 from clusterctl.transport.fanout import on_all
 from clusterctl.wire import contract
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.client.session import Reach
 from clusterctl.errors import RunFailed
 from clusterctl.jobs import run_folder
 from clusterctl.jobs.run_folder import RunDir
-from clusterctl.library.session import Reach
 from clusterctl.settings import load_settings
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from clusterctl.handover import STARTED, Starter, messages_of
+from clusterctl.client.handover import STARTED, Starter, messages_of
 from clusterctl.memory import use_one_arena
 
 # Signals by which a terminal or a caller ends a command.

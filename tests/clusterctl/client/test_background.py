@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.launch.background import deliver_signals, start_in_background
+from clusterctl.client.background import deliver_signals, start_in_background
+from clusterctl.client.handover import Starter
 from clusterctl.errors import Fault, InputFaults, LinkLost, NodesFailed, Unreachable, WorkFailed
-from clusterctl.handover import Starter
 from tests.support.nodes import wait_for
 
 
@@ -75,8 +75,8 @@ def test_a_bug_keeps_its_traceback() -> None:
 SIGNALS = """
 import os, signal, sys, time
 from pathlib import Path
-from clusterctl.cli.launch import background
-from clusterctl.cli.launch.background import deliver_signals, start_in_background
+from clusterctl.client import background
+from clusterctl.client.background import deliver_signals, start_in_background
 
 parent = os.getpid()
 forwarding = background._forwarding_signals

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.client.on_node import plain
+from clusterctl.client.results import Failure, read_failure, read_value
 from clusterctl.errors import WorkFailed
-from clusterctl.library.on_node import plain
-from clusterctl.library.results import Failure, read_failure, read_value
 
 
 class Attack:

@@ -8,17 +8,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
+from clusterctl.client.session import Reach, Session
 from clusterctl.errors import UsageError
 from clusterctl.inventory.cluster import Node
-from clusterctl.library.session import Reach, Session
 from clusterctl.settings import load_settings
 
 if TYPE_CHECKING:
+    from clusterctl.client.function_run import FunctionRun
+    from clusterctl.client.run import Run
     from clusterctl.finding import Finding
     from clusterctl.inventory import cluster as inventory
     from clusterctl.jobs.job import Job
-    from clusterctl.library.function_run import FunctionRun
-    from clusterctl.library.run import Run
     from clusterctl.ranktable.api import RankTable
     from clusterctl.transfer.push import PushResult
     from clusterctl.transport.connection import Completed
@@ -210,10 +210,10 @@ class Cluster:
         The run has a controller, a process of its own: it continues when this program ends. `overrides` changes keys
         of a job file ({"train.steps": 100}); `code` and `env` belong to a command.
         """
-        from clusterctl.library import start
+        from clusterctl.client.request import Request
 
-        request = start.Request(job, overrides or {}, devices, code, env or {}, restarts)
-        return start.start(self._nodes_of, request.as_job(), self._session, checks, runs, report)
+        request = Request(job, overrides or {}, devices, code, env or {}, restarts)
+        return self._start(request.as_job(), checks, runs, report)
 
     def start_function(
         self,
@@ -228,12 +228,12 @@ class Cluster:
         report: Report = _silent,
     ) -> FunctionRun[T]:
         """Start one call of a function per device and return its run; `results()` waits for what the calls return."""
-        from clusterctl.library import function_run, start
+        from clusterctl.client import function_run
 
         request = function_run.Request(devices, code, env or {}, trust_results)
         with request.files_of(function, args) as call:
             job = request.as_job(function, call)
-            run = start.start(self._nodes_of, job, self._session, checks, runs, report)
+            run = self._start(job, checks, runs, report)
         return function_run.FunctionRun(run, trust_results)
 
     def launch_function(
@@ -270,6 +270,22 @@ class Cluster:
         except BaseException:
             started.stop_if_active()
             raise
+
+    def _start(self, job: Job, checks: bool, runs: str | Path | None, report: Report) -> Run:
+        """Check, push and start a job; return its run, which a controller process supervises from then on."""
+        from clusterctl.checks import kinds
+        from clusterctl.client import launcher
+        from clusterctl.client.attempts import Launch, Target
+        from clusterctl.client.run import Run, runs_folder
+
+        chosen, spares = self._nodes_of(job)
+        if any(node.is_asked for node in chosen.nodes):
+            chosen = kinds.completed(chosen, self._session.connections())
+        launch = Launch.of(Target(job, chosen, spares), runs_folder(runs), checks=checks)
+        # The document only gives errors of the job file their place, and the job is checked.
+        target = replace(launch.target, job=replace(launch.target.job, document=None))
+        launcher.start(launcher.Start(replace(launch, target=target), self._session.reach), report)
+        return Run(launch.run, self._session.reach)
 
     def _nodes_of(self, job: Job) -> tuple[inventory.Cluster, tuple[Node, ...]]:
         """Return the nodes of a job and its spare nodes. A selection replaces the job's own `nodes`."""
