@@ -13,9 +13,12 @@ demo: install
 
 install: $(VENV)/.installed
 
+# For two cores: a third of the time of tests is waiting. tests/conftest.py mixes the files that wait with the others.
+LANES := -n 4 --dist loadfile --no-loadscope-reorder
+
 test: $(VENV)/.developing
 	bash .ci/packages
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest $(LANES)
 
 # The pure tests: 1,600 that start no nodes and few programs. 60 to 90 s of processor time, on two processes.
 QUICK := $(addprefix tests/clusterctl/,inventory hostfile ranktable jobs logs exec checks cli library) \
@@ -31,7 +34,7 @@ quick: $(VENV)/.developing
 
 # Tests that repeat with other values what `make test` covers.
 extended: $(VENV)/.developing
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --extended
+	$(BIN)/python -m pytest -q $(LANES) --extended
 
 check: $(VENV)/.developing
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Give programs that tests start the usual signal handling, choose the tests of `make extended`, draw random cases."""
+"""Give programs that tests start the usual signal handling, choose and order the tests, draw random cases."""
 
 from __future__ import annotations
 
@@ -74,4 +74,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (chosen if asked or (identifier in listed) == only else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = chosen
+    # Of pytest-xdist's processes.
+    items[:] = spread(chosen) if hasattr(config, "workerinput") else chosen
+
+
+def spread(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests with the files of live ones, which mostly wait, evenly among those that use the processors."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    live = [tests for tests in files.values() if any(test.get_closest_marker("live") for test in tests)]
+    rest = [tests for tests in files.values() if tests not in live]
+    placed = [
+        ((number + 0.5) / len(kind), tests) for kind in (live, rest) for number, tests in enumerate(kind)
+    ]
+    return [test for _, tests in sorted(placed, key=lambda each: each[0]) for test in tests]
