@@ -5,7 +5,6 @@ So torch.compile sees one node per op without a graph break, and profilers show 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from native.compiled.library import NAMESPACE, load
+from native.compiled.arguments import function
+from native.compiled.library import NAMESPACE
 from native.fallback import report_fallback
 
 # The endings of the names of kernels.
 SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
-POINTER, SIZE = ctypes.c_void_p, ctypes.c_int64
 
 _BELOW = torch._C._after_autograd_keyset
 # torch before 2.8 does not have this.
@@ -117,16 +116,10 @@ def computes(op: str, *tensors: Tensor) -> bool:
 @functools.cache
 def kernel(name: str, dtype: torch.dtype | None, *types: Any) -> Callable[..., None]:
     """Return the compiled function `name` for `dtype` (None: there is only one) with arguments of `types`."""
-    function = load().functions[name if dtype is None else f"{name}_{SUFFIX[dtype]}"]
-    function.argtypes, function.restype = types, None
-    return function
+    found: Callable[..., None] = function(name if dtype is None else f"{name}_{SUFFIX[dtype]}", None, *types)
+    return found
 
 
 def address(x: Tensor | None) -> int | None:
     """Return the address of the first number of `x`; None for None."""
     return None if x is None else x.data_ptr()
-
-
-def structure(pointers: Sequence[str], *fields: tuple[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Return the `_fields_` of a ctypes.Structure that begins with pointers."""
-    return (*((name, POINTER) for name in pointers), *fields)

@@ -12,7 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from native.compiled.arguments import FLOAT, INT, POINTER, SIZE, structure
 from native.compiled.library import load
+from native.compiled.op import kernel
 from native.fallback import report_fallback
 from native.reference import adamw as plain
 from native.update import AdamWStep
@@ -21,29 +23,22 @@ from native.update import AdamWStep
 class _Tensor(ctypes.Structure):
     """The layout of `struct Tensor` in adamw.cpp."""
 
-    _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("gradient", "held", "average", "square", "lowered", "remainder")
-        ),
-        ("size", ctypes.c_int64),
-        ("decay", ctypes.c_float),
-        ("gradient_is_bf16", ctypes.c_int),
+    _fields_ = structure(
+        (POINTER, "gradient held average square lowered remainder"),
+        (SIZE, "size"),
+        (FLOAT, "decay"),
+        (INT, "gradient_is_bf16"),
     )
 
 
 class _Arguments(ctypes.Structure):
     """The layout of `struct Arguments` in adamw.cpp."""
 
-    _fields_ = (
-        ("tensors", ctypes.POINTER(_Tensor)),
-        ("count", ctypes.c_int64),
-        *(
-            (name, ctypes.c_float)
-            for name in ("rate", "beta1", "beta2", "eps", "correction1", "correction2", "factor")
-        ),
-        ("threads", ctypes.c_int),
-        ("level", ctypes.c_int),
+    _fields_ = structure(
+        (ctypes.POINTER(_Tensor), "tensors"),
+        (SIZE, "count"),
+        (FLOAT, "rate beta1 beta2 eps correction1 correction2 factor"),
+        (INT, "threads level"),
     )
 
 
@@ -64,7 +59,7 @@ def adamw(update: AdamWStep) -> None:
     corrections = [1 - beta**update.step for beta in update.betas]
     numbers = (update.rate, *update.betas, update.eps, *corrections, update.factor)
     arguments = _Arguments(tensors, len(tensors), *numbers, max(1, torch.get_num_threads()), load().level)
-    load().functions.native_adamw(ctypes.byref(arguments))
+    kernel("native_adamw", None, POINTER)(ctypes.byref(arguments))
 
 
 def _tensor(

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from native.compiled.arguments import FLOAT, INT, POINTER, SIZE, function, structure
 from native.compiled.library import attention_level, load
-from native.compiled.op import SUFFIX, register
+from native.compiled.op import SUFFIX, kernel, register
 from native.fallback import report_fallback
 from native.masks import EVERY_KEY, Dropout, Mask
 from native.reference import attention as plain
@@ -24,12 +25,7 @@ Rest = tuple[int, Tensor | None, Tensor | None, float, Tensor | None, int, int]
 class _Span(ctypes.Structure):
     """The layout of `struct Span` in kernel.h."""
 
-    _fields_ = (
-        ("at", ctypes.c_void_p),
-        ("batch", ctypes.c_int64),
-        ("head", ctypes.c_int64),
-        ("row", ctypes.c_int64),
-    )
+    _fields_ = structure((POINTER, "at"), (SIZE, "batch head row"))
 
     @classmethod
     def of(cls, x: Tensor) -> _Span:
@@ -40,32 +36,26 @@ class _Span(ctypes.Structure):
 class _Hiding(ctypes.Structure):
     """The layout of `struct Hiding` in kernel.h."""
 
-    _fields_ = (
-        ("documents", ctypes.c_void_p),
-        ("source", ctypes.c_void_p),
-        ("window", ctypes.c_int64),
-        ("seed", ctypes.c_uint64),
-        ("first_head", ctypes.c_int64),
-        ("all_heads", ctypes.c_int64),
-        ("threshold", ctypes.c_uint32),
-        ("grow", ctypes.c_float),
+    _fields_ = structure(
+        (POINTER, "documents source"),
+        (SIZE, "window"),
+        (ctypes.c_uint64, "seed"),
+        (SIZE, "first_head all_heads"),
+        (ctypes.c_uint32, "threshold"),
+        (FLOAT, "grow"),
     )
 
 
 class _Arguments(ctypes.Structure):
     """The layout of `struct AttentionArguments` in kernel.h."""
 
-    _fields_ = (
-        *((name, _Span) for name in ("q", "k", "v", "out", "out_gradient", "dq", "dk", "dv")),
-        ("logs", ctypes.c_void_p),
-        ("scratch", ctypes.c_void_p),
-        ("hiding", _Hiding),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("batch", "heads", "groups", "queries", "keys", "dim", "scratch_size")
-        ),
-        ("scale", ctypes.c_float),
-        *((name, ctypes.c_int) for name in ("causal", "threads", "chunks")),
+    _fields_ = structure(
+        (_Span, "q k v out out_gradient dq dk dv"),
+        (POINTER, "logs scratch"),
+        (_Hiding, "hiding"),
+        (SIZE, "batch heads groups queries keys dim scratch_size"),
+        (FLOAT, "scale"),
+        (INT, "causal threads chunks"),
     )
 
 
@@ -178,7 +168,7 @@ def _run(
 ) -> None:
     q, k, *_ = passed
     (batch, heads, queries, dim), (groups, keys) = q.shape, k.shape[1:3]
-    library, backward = load(), gradients is not None
+    backward = gradients is not None
     if not q.numel() or not k.numel():
         for x in gradients[1:] if gradients else passed[3:]:
             x.zero_()
@@ -187,15 +177,13 @@ def _run(
     limit = max(1, torch.get_num_threads())
     chunks = 1 if backward else min(-(-limit // (batch * heads)), -(-queries // 64))
     threads = min(limit, batch * (groups if backward else heads * chunks))
-    size_of = library.functions.native_attention_scratch
-    size_of.restype, size_of.argtypes = ctypes.c_int64, [*[ctypes.c_int64] * 3, ctypes.c_int]
-    size = int(size_of(queries, keys, dim, backward))
+    size = function("native_attention_scratch", SIZE, SIZE, SIZE, SIZE, INT)(queries, keys, dim, backward)
     scratch = torch.empty(threads * size, dtype=torch.uint8)
     spans = [_Span.of(x) for x in (*passed, *(gradients or (q, q, q, q)))]
     numbers = (batch, heads, groups, queries, keys, dim, size, dim**-0.5, causal, threads, chunks)
     arguments = _Arguments(*spans, logs.data_ptr(), scratch.data_ptr(), _hiding(*rest), *numbers)
-    bf16 = q.dtype == torch.bfloat16
-    library.functions.native_attention(ctypes.byref(arguments), int(backward), int(bf16), library.level)
+    run = kernel("native_attention", None, POINTER, INT, INT, INT)
+    run(ctypes.byref(arguments), backward, q.dtype == torch.bfloat16, load().level)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -12,26 +12,19 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from native.compiled.arguments import INT, POINTER, SIZE, structure
 from native.compiled.library import load
-from native.compiled.op import SUFFIX, register
+from native.compiled.op import SUFFIX, address, kernel, register
 from native.gradients import cross_entropy_op
 
 
 class _Arguments(ctypes.Structure):
     """The layout of `struct Arguments` in cross_entropy.cpp."""
 
-    _fields_ = (
-        ("targets", ctypes.c_void_p),
-        ("losses", ctypes.c_void_p),
-        ("scratch", ctypes.c_void_p),
-        ("tokens", ctypes.c_int64),
-        ("vocabulary", ctypes.c_int64),
-        ("columns", ctypes.c_int64),
-        ("counted", ctypes.c_int64),
-        ("ignore_index", ctypes.c_int64),
-        ("gradient", ctypes.c_int),
-        ("threads", ctypes.c_int),
-        ("level", ctypes.c_int),
+    _fields_ = structure(
+        (POINTER, "targets losses scratch"),
+        (SIZE, "tokens vocabulary columns counted ignore_index"),
+        (INT, "gradient threads level"),
     )
 
 
@@ -159,20 +152,9 @@ def losses_of(
     threads = max(1, torch.get_num_threads())
     losses = torch.empty(tokens, dtype=torch.float32)
     scratch = torch.empty(threads if gradient and logits.dtype == torch.bfloat16 else 0, vocabulary)
-    arguments = _Arguments(
-        targets.data_ptr(),
-        losses.data_ptr(),
-        scratch.data_ptr(),
-        tokens,
-        vocabulary,
-        columns,
-        count,
-        ignore_index,
-        gradient,
-        threads,
-        level,
-    )
-    kernel = load().functions[f"native_cross_entropy_{SUFFIX[logits.dtype]}"]
-    kernel.restype = None
-    kernel(ctypes.c_void_p(logits.data_ptr()), ctypes.byref(arguments))
+    sizes = (tokens, vocabulary, columns, count, ignore_index)
+    pointers = map(address, (targets, losses, scratch))
+    arguments = _Arguments(*pointers, *sizes, gradient, threads, level)
+    run_kernel = kernel("native_cross_entropy", logits.dtype, POINTER, POINTER)
+    run_kernel(logits.data_ptr(), ctypes.byref(arguments))
     return losses

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from native import reference
+from native.compiled.arguments import FLOAT, INT, POINTER, SIZE, structure
 from native.compiled.library import load
-from native.compiled.op import POINTER, address, computes, kernel, register, structure
+from native.compiled.op import address, computes, kernel, register
 from native.gradients import dropout_add_op
 from native.masks import threshold_of
 
@@ -21,14 +22,12 @@ class _Arguments(ctypes.Structure):
     """The layout of `struct Arguments` in dropout.cpp."""
 
     _fields_ = structure(
-        ("x", "residual", "bias", "out", "sums"),
-        *((name, ctypes.c_int64) for name in ("rows", "width", "piece")),
-        ("seed", ctypes.c_uint64),
-        ("offset", ctypes.c_uint64),
-        ("threshold", ctypes.c_uint32),
-        ("scale", ctypes.c_float),
-        ("threads", ctypes.c_int),
-        ("level", ctypes.c_int),
+        (POINTER, "x residual bias out sums"),
+        (SIZE, "rows width piece"),
+        (ctypes.c_uint64, "seed offset"),
+        (ctypes.c_uint32, "threshold"),
+        (FLOAT, "scale"),
+        (INT, "threads level"),
     )
 
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from native.compiled.arguments import INT, POINTER, SIZE, structure
 from native.compiled.library import load
-from native.compiled.op import POINTER, SUFFIX, address, kernel, register, structure
+from native.compiled.op import SUFFIX, address, kernel, register
 from native.fallback import report_fallback
 from native.gradients import no_result
 
@@ -20,9 +21,7 @@ class _Arguments(ctypes.Structure):
     """The layout of `struct Arguments` in embedding.cpp."""
 
     _fields_ = structure(
-        ("ids", "upstream", "out", "ends", "order"),
-        *((name, ctypes.c_int64) for name in ("tokens", "rows", "width")),
-        *((name, ctypes.c_int) for name in ("threads", "level", "adds")),
+        (POINTER, "ids upstream out ends order"), (SIZE, "tokens rows width"), (INT, "threads level adds")
     )
 
 

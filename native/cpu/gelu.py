@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from native import reference
+from native.compiled.arguments import INT, POINTER, SIZE, structure
 from native.compiled.library import load
-from native.compiled.op import POINTER, address, computes, kernel, register, structure
+from native.compiled.op import address, computes, kernel, register
 
 # The rows are divided into this many pieces; each has a separate sum of the bias's gradient.
 PIECES = 32
@@ -22,13 +23,7 @@ class _Arguments(ctypes.Structure):
     """The layout of `struct Arguments` in gelu.cpp."""
 
     _fields_ = structure(
-        ("x", "above", "bias", "out", "sums"),
-        ("rows", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("piece", ctypes.c_int64),
-        ("tanh", ctypes.c_int),
-        ("threads", ctypes.c_int),
-        ("level", ctypes.c_int),
+        (POINTER, "x above bias out sums"), (SIZE, "rows width piece"), (INT, "tanh threads level")
     )
 
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from native import reference
+from native.compiled.arguments import FLOAT, INT, POINTER, SIZE, structure
 from native.compiled.library import load
-from native.compiled.op import POINTER, address, computes, kernel, register, structure
+from native.compiled.op import address, computes, kernel, register
 
 # The rows are divided into this many pieces; each has a separate sum of the weight's gradients.
 PIECES = 32
@@ -26,13 +27,10 @@ class _Arguments(ctypes.Structure):
     """The layout of `struct Arguments` in norm.cpp."""
 
     _fields_ = structure(
-        ("x", "residual", "above", "of_sum", "weight", "bias", "out", "added", "facts", "sums"),
-        ("rows", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("piece", ctypes.c_int64),
-        ("eps", ctypes.c_float),
-        ("threads", ctypes.c_int),
-        ("level", ctypes.c_int),
+        (POINTER, "x residual above of_sum weight bias out added facts sums"),
+        (SIZE, "rows width piece"),
+        (FLOAT, "eps"),
+        (INT, "threads level"),
     )
 
 

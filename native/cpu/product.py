@@ -8,8 +8,9 @@ import functools
 import torch
 from torch import Tensor
 
+from native.compiled.arguments import FLOAT, INT, POINTER, SIZE, function, structure
 from native.compiled.library import LibraryMissing, load
-from native.compiled.op import POINTER, SIZE, SUFFIX, address, kernel, register, structure
+from native.compiled.op import SUFFIX, address, kernel, register
 
 # Levels of the library; the second is AVX-512 without its instructions for bf16, in tests.
 AVX512, WITHOUT_BF16 = 2, 4
@@ -25,10 +26,10 @@ class _Product(ctypes.Structure):
     """The layout of `struct Product` in product.cpp."""
 
     _fields_ = structure(
-        ("a", "b", "bias", "out", "space"),
-        *((name, SIZE) for name in ("m", "n", "k", "a_row", "a_column", "b_row", "b_column", "out_row")),
-        ("scale", ctypes.c_float),
-        *((name, ctypes.c_int) for name in ("is_bf16", "out_is_bf16", "bias_is_bf16", "adds", "threads")),
+        (POINTER, "a b bias out space"),
+        (SIZE, "m n k a_row a_column b_row b_column out_row"),
+        (FLOAT, "scale"),
+        (INT, "is_bf16 out_is_bf16 bias_is_bf16 adds threads"),
     )
 
 
@@ -105,9 +106,8 @@ def _product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None, adds: bool,
         adds,
         max(1, torch.get_num_threads()),
     )
-    room = load().functions.native_product_space
-    room.restype = SIZE
-    space = torch.empty(room(ctypes.byref(own)), dtype=torch.uint8)
+    room = function("native_product_space", SIZE, POINTER)(ctypes.byref(own))
+    space = torch.empty(room, dtype=torch.uint8)
     own.space = address(space)
     kernel("native_product", None, POINTER)(ctypes.byref(own))
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from native import reference
+from native.compiled.arguments import INT, POINTER, SIZE, structure
 from native.compiled.library import load
-from native.compiled.op import POINTER, SUFFIX, kernel, register, structure
+from native.compiled.op import SUFFIX, kernel, register
 from native.fallback import report_fallback
 from native.gradients import no_result, rotary_op, rotated_shapes
 
@@ -19,7 +20,7 @@ from native.gradients import no_result, rotary_op, rotated_shapes
 class _Span(ctypes.Structure):
     """The layout of `struct Span` in rotary.cpp."""
 
-    _fields_ = structure(("at",), *((name, ctypes.c_int64) for name in ("batch", "head", "row")))
+    _fields_ = structure((POINTER, "at"), (SIZE, "batch head row"))
 
     @classmethod
     def of(cls, x: Tensor) -> _Span:
@@ -29,13 +30,11 @@ class _Span(ctypes.Structure):
 class _Arguments(ctypes.Structure):
     """The layout of `struct Arguments` in rotary.cpp."""
 
-    _fields_ = (
-        *((name, _Span) for name in ("q", "k", "q_out", "k_out")),
-        ("cosines", ctypes.c_void_p),
-        ("sines", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("batch", "heads", "groups", "rows", "dim", "half")),
-        ("angles_batch", ctypes.c_int64),
-        *((name, ctypes.c_int) for name in ("interleaved", "back", "threads", "level")),
+    _fields_ = structure(
+        (_Span, "q k q_out k_out"),
+        (POINTER, "cosines sines"),
+        (SIZE, "batch heads groups rows dim half angles_batch"),
+        (INT, "interleaved back threads level"),
     )
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from native import reference
+from native.compiled.arguments import INT, POINTER, SIZE, structure
 from native.compiled.library import load
-from native.compiled.op import POINTER, SUFFIX, address, kernel, register, structure
+from native.compiled.op import SUFFIX, address, kernel, register
 from native.fallback import report_fallback
 
 
@@ -18,9 +19,9 @@ class _Arguments(ctypes.Structure):
     """The layout of `struct Arguments` in route.cpp."""
 
     _fields_ = structure(
-        ("logits", "chances", "weights", "chosen", "of_chances", "of_weights", "out", "scratch"),
-        *((name, ctypes.c_int64) for name in ("tokens", "experts", "top_k")),
-        *((name, ctypes.c_int) for name in ("renormalize", "threads", "level")),
+        (POINTER, "logits chances weights chosen of_chances of_weights out scratch"),
+        (SIZE, "tokens experts top_k"),
+        (INT, "renormalize threads level"),
     )
 
 

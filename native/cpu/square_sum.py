@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from native.compiled.arguments import INT, POINTER, SIZE, function, structure
 from native.compiled.library import load
-from native.compiled.op import SUFFIX, register
+from native.compiled.op import SUFFIX, kernel, register
 from native.fallback import report_fallback
 from native.reference import square_sum as plain
 
@@ -17,12 +18,7 @@ from native.reference import square_sum as plain
 class _Tensor(ctypes.Structure):
     """The layout of `struct Tensor` in square_sum.cpp."""
 
-    _fields_ = (
-        ("at", ctypes.c_void_p),
-        ("size", ctypes.c_int64),
-        ("sums", ctypes.c_void_p),
-        ("is_bf16", ctypes.c_int),
-    )
+    _fields_ = structure((POINTER, "at"), (SIZE, "size"), (POINTER, "sums"), (INT, "is_bf16"))
 
 
 METHOD = "each tensor read once"
@@ -42,18 +38,15 @@ def square_sum(tensors: Sequence[Tensor]) -> Tensor:
 
 def _compute(tensors: Sequence[Tensor]) -> Tensor:
     dense = [x.contiguous() for x in tensors]
-    functions = load().functions
-    functions.native_square_sum_piece.restype = ctypes.c_int64
-    piece = int(functions.native_square_sum_piece())
+    piece = function("native_square_sum_piece", SIZE)()
     counts = [-(-x.numel() // piece) for x in dense]
     sums = torch.zeros(sum(counts), dtype=torch.float64)
     rows, start = [], sums.data_ptr()
     for x, count in zip(dense, counts, strict=True):
         rows.append(_Tensor(x.data_ptr(), x.numel(), start, x.dtype == torch.bfloat16))
         start += count * sums.element_size()
-    functions.native_square_sum(
-        (_Tensor * len(rows))(*rows), ctypes.c_int64(len(rows)), max(1, torch.get_num_threads()), load().level
-    )
+    run = kernel("native_square_sum", None, POINTER, SIZE, INT, INT)
+    run((_Tensor * len(rows))(*rows), len(rows), max(1, torch.get_num_threads()), load().level)
     return sums.sum().float()
 
 

@@ -7,8 +7,9 @@ import ctypes
 import torch
 from torch import Tensor
 
+from native.compiled.arguments import POINTER, SIZE
 from native.compiled.library import load
-from native.compiled.op import POINTER, SIZE, address, computes, kernel, register
+from native.compiled.op import address, computes, kernel, register
 from native.gradients import half_as_wide, swiglu_ops
 from native.reference import swiglu as plain
 from native.reference import swiglu_backward as plain_backward

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from native import reference
+from native.compiled.arguments import FLOAT, INT, POINTER, SIZE, structure
 from native.compiled.library import load
-from native.compiled.op import POINTER, SUFFIX, address, kernel, register, structure
+from native.compiled.op import SUFFIX, address, kernel, register
 from native.divided import divided_loss
 from native.fallback import report_fallback
 from native.gradients import column_kernels, three_of_each_token
@@ -20,11 +21,10 @@ class _Columns(ctypes.Structure):
     """The layout of `struct Columns` in cross_entropy.cpp."""
 
     _fields_ = structure(
-        ("logits", "targets", "numbers", "factors"),
-        *((name, ctypes.c_int64) for name in ("tokens", "vocabulary", "columns", "row")),
-        ("of_target", ctypes.c_float),
-        ("of_all", ctypes.c_float),
-        *((name, ctypes.c_int) for name in ("threads", "level", "bf16")),
+        (POINTER, "logits targets numbers factors"),
+        (SIZE, "tokens vocabulary columns row"),
+        (FLOAT, "of_target of_all"),
+        (INT, "threads level bf16"),
     )
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from native.compiled.arguments import INT, POINTER, SIZE, function, structure
 from native.compiled.library import load, why_not
+from native.compiled.op import address
 
 __all__ = ["KINDS", "Packed", "why_not"]
 
@@ -29,14 +31,7 @@ _NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 class _Product(ctypes.Structure):
     """The layout of `struct Product` in packed.h."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weight", "scales", "bias")),
-        ("n", ctypes.c_int64),
-        ("k", ctypes.c_int64),
-        ("kind", ctypes.c_int),
-        ("threads", ctypes.c_int),
-        ("level", ctypes.c_int),
-    )
+    _fields_ = structure((POINTER, "weight scales bias"), (SIZE, "n k"), (INT, "kind threads level"))
 
 
 @dataclass
@@ -81,7 +76,8 @@ class Packed:
         x = self._narrowed(x).contiguous()
         rows, width = x.shape[:-1], call.n
         out = torch.empty(*rows, width)
-        _function()(ctypes.addressof(call), x.data_ptr(), rows.numel(), x.shape[-1], out.data_ptr(), width)
+        run = function("native_packed_product", None, POINTER, POINTER, SIZE, SIZE, POINTER, SIZE)
+        run(ctypes.addressof(call), x.data_ptr(), rows.numel(), x.shape[-1], out.data_ptr(), width)
         return out if width == self.outputs else out[..., : self.outputs]
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -113,27 +109,17 @@ class Packed:
         x, width = x.contiguous(), quantized_bytes(self.inputs)
         rows = x.shape[:-1]
         out = torch.empty(*rows, width, dtype=torch.int8)
-        load().functions.native_packed_quantize(
-            ctypes.c_void_p(x.data_ptr()),
-            ctypes.c_int64(rows.numel()),
-            ctypes.c_int64(self.inputs),
-            ctypes.c_void_p(out.data_ptr()),
-            ctypes.c_int64(width),
-        )
+        run = function("native_packed_quantize", None, POINTER, SIZE, SIZE, POINTER, SIZE)
+        run(x.data_ptr(), rows.numel(), self.inputs, out.data_ptr(), width)
         return out
 
     @property
     def structure(self) -> Any:
         """Return the structure for the kernel; it is valid as long as this object."""
         if self._structure is None:
-            pointers = [
-                None if part is None else part.data_ptr() for part in (self.data, self.scales, self.bias)
-            ]
-            width = len(self.data) * WIDTH
-            number = _NUMBERS[self.data.dtype]
-            self._structure = _Product(
-                *pointers, width, self.inputs, number, torch.get_num_threads(), level()
-            )
+            pointers = map(address, (self.data, self.scales, self.bias))
+            sizes = (len(self.data) * WIDTH, self.inputs, _NUMBERS[self.data.dtype])
+            self._structure = _Product(*pointers, *sizes, torch.get_num_threads(), level())
         return self._structure
 
 
@@ -147,15 +133,6 @@ def quantized_bytes(inputs: int) -> int:
 def level() -> int:
     """Return the instruction set of the products on this processor."""
     return int(load().functions.native_packed_level())
-
-
-@functools.cache
-def _function() -> Any:
-    function = load().functions.native_packed_product
-    word = ctypes.c_int64
-    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, word, word, ctypes.c_void_p, word)
-    function.restype = None
-    return function
 
 
 def _padded(part: Tensor | None, width: int) -> Tensor | None:

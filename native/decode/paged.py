@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from native.compiled.arguments import FLOAT, INT, POINTER, SIZE, function, structure
 from native.compiled.library import load, why_not
+from native.compiled.op import address
 from native.paging import PAGE
 
 __all__ = ["PAGE", "Spans", "attend", "store", "why_not"]
@@ -21,19 +22,12 @@ TILE = 8
 class _Batch(ctypes.Structure):
     """The layout of `struct Batch` in paged.h."""
 
-    _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("q", "out", "keys", "values", "tables", "begins", "first", "last", "scratch")
-        ),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("q_stride", "table_stride", "room", "sequences", "heads", "groups", "size")
-        ),
-        ("scale", ctypes.c_float),
-        ("threads", ctypes.c_int),
-        ("level", ctypes.c_int),
-        ("rounded", ctypes.c_void_p),
+    _fields_ = structure(
+        (POINTER, "q out keys values tables begins first last scratch"),
+        (SIZE, "q_stride table_stride room sequences heads groups size"),
+        (FLOAT, "scale"),
+        (INT, "threads level"),
+        (POINTER, "rounded"),
     )
 
 
@@ -70,17 +64,9 @@ def store(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: Tensor, 
     tokens, groups, size = keys.shape
     if keys.stride(2) != 1 or keys.stride(1) != size or values.stride() != keys.stride():
         keys, values = keys.contiguous(), values.contiguous()
-    _library().native_paged_store(
-        keys.data_ptr(),
-        values.data_ptr(),
-        keys.stride(0),
-        key_pages.data_ptr(),
-        value_pages.data_ptr(),
-        slots.data_ptr(),
-        tokens,
-        groups,
-        size,
-    )
+    pages = map(address, (key_pages, value_pages, slots))
+    run = function("native_paged_store", None, *(POINTER,) * 2, SIZE, *(POINTER,) * 3, *(SIZE,) * 3)
+    run(keys.data_ptr(), values.data_ptr(), keys.stride(0), *pages, tokens, groups, size)
 
 
 def attend(q: Tensor, key_pages: Tensor, value_pages: Tensor, spans: Spans, scale: float) -> Tensor:
@@ -94,28 +80,12 @@ def attend(q: Tensor, key_pages: Tensor, value_pages: Tensor, spans: Spans, scal
     threads = torch.get_num_threads()
     room = -(-spans.longest // PAGE) * PAGE
     scratch = torch.empty(threads * TILE * room)
-    batch = _Batch(
-        q.data_ptr(),
-        out.data_ptr(),
-        key_pages.data_ptr(),
-        value_pages.data_ptr(),
-        spans.tables.data_ptr(),
-        spans.begins.data_ptr(),
-        spans.first.data_ptr(),
-        spans.last.data_ptr(),
-        scratch.data_ptr(),
-        q.stride(0),
-        spans.tables.stride(0),
-        room,
-        len(spans.tables),
-        heads,
-        key_pages.shape[1],
-        size,
-        scale,
-        threads,
-        load().level,
-    )
-    _library().native_paged_attention(ctypes.byref(batch))
+    places = (spans.tables, spans.begins, spans.first, spans.last)
+    pointers = map(address, (q, out, key_pages, value_pages, *places, scratch))
+    strides = (q.stride(0), spans.tables.stride(0))
+    sizes = (room, len(spans.tables), heads, key_pages.shape[1], size)
+    batch = _Batch(*pointers, *strides, *sizes, scale, threads, load().level)
+    function("native_paged_attention", None, POINTER)(ctypes.byref(batch))
     return out
 
 
@@ -134,14 +104,3 @@ def reference(q: Tensor, key_pages: Tensor, value_pages: Tensor, spans: Spans, s
         mixed = torch.softmax(scores.masked_fill(hidden, float("-inf")), -1) @ values
         out[begin:end] = mixed.transpose(0, 1)
     return out
-
-
-def _library() -> Any:
-    functions = load().functions
-    store_function: Any = functions.native_paged_store
-    if not store_function.argtypes:
-        pointer, word = ctypes.c_void_p, ctypes.c_int64
-        store_function.argtypes = (pointer, pointer, word, pointer, pointer, pointer, word, word, word)
-        store_function.restype = None
-        functions.native_paged_attention.restype = None
-    return functions

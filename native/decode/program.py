@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from native.compiled.arguments import FLOAT, POINTER, SIZE, function, structure
 from native.compiled.library import load, why_not
+from native.compiled.op import address
 from native.decode.packed import Packed
 from native.decode.paged import TILE, Spans
 
@@ -112,30 +112,26 @@ class Inputs:
 class _Instruction(ctypes.Structure):
     """The layout of `struct Instruction` in program.cpp."""
 
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("op", "of_wanted")),
-        *((name, ctypes.c_void_p) for name in ("x", "out", "rounded", "sum")),
-        *((name, ctypes.c_int64) for name in ("x_stride", "out_stride", "rounded_stride", "sum_stride")),
-        *((name, ctypes.c_void_p) for name in ("product", "weight", "bias", "keys", "values")),
-        *((name, ctypes.c_int64) for name in ("width", "heads", "groups", "rotated")),
-        *((name, ctypes.c_int64) for name in ("interleaved", "activation")),
-        *((name, ctypes.c_float) for name in ("eps", "scale")),
+    _fields_ = structure(
+        (SIZE, "op of_wanted"),
+        (POINTER, "x out rounded sum"),
+        (SIZE, "x_stride out_stride rounded_stride sum_stride"),
+        (POINTER, "product weight bias keys values"),
+        (SIZE, "width heads groups rotated interleaved activation"),
+        (FLOAT, "eps scale"),
     )
 
 
 class _Step(ctypes.Structure):
     """The layout of `struct Step` in program.cpp."""
 
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("tokens", "wanted", "sequences", "table_stride", "room")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("ids", "positions", "inner_positions", "wanted_rows", "slots")
+    _fields_ = structure(
+        (SIZE, "tokens wanted sequences table_stride room"),
+        (
+            POINTER,
+            "ids positions inner_positions wanted_rows slots cosines sines tables begins first last scratch",
         ),
-        *((name, ctypes.c_void_p) for name in ("cosines", "sines", "tables", "begins", "first", "last")),
-        ("scratch", ctypes.c_void_p),
-        ("threads", ctypes.c_int64),
-        ("level", ctypes.c_int64),
+        (SIZE, "threads level"),
     )
 
 
@@ -176,15 +172,14 @@ class Program:
             len(spans.tables),
             spans.tables.stride(0),
             room,
-            *map(
-                _address, (inputs.ids, inputs.positions, inputs.inner_positions, inputs.wanted, spans.slots)
-            ),
-            *map(_address, (*turns, spans.tables, spans.begins, spans.first, spans.last, self._scratch)),
+            *map(address, (inputs.ids, inputs.positions, inputs.inner_positions, inputs.wanted, spans.slots)),
+            *map(address, (*turns, spans.tables, spans.begins, spans.first, spans.last, self._scratch)),
             threads,
             load().level,
         )
         first = ctypes.addressof(self._native) + begin * ctypes.sizeof(_Instruction)
-        _function()(first, end - begin, ctypes.addressof(step), ctypes.addressof(self._pieces))
+        run = function("native_program_run", None, POINTER, SIZE, POINTER, POINTER)
+        run(first, end - begin, ctypes.addressof(step), ctypes.addressof(self._pieces))
 
     def reserve(self, rows: int) -> None:
         """Make the buffers large enough for this many rows."""
@@ -217,7 +212,7 @@ def _bound(entry: Instruction) -> _Instruction:
         *addresses,
         *(0 if buffer is None else buffer.width for buffer in buffers),
         0 if entry.product is None else ctypes.addressof(entry.product.structure),
-        *map(_address, (entry.weight, entry.bias, keys, values)),
+        *map(address, (entry.weight, entry.bias, keys, values)),
         entry.width,
         entry.heads,
         entry.groups,
@@ -229,15 +224,11 @@ def _bound(entry: Instruction) -> _Instruction:
     )
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
 def largest(row: Tensor) -> int:
     """Return the index of the largest number in an fp32 row; of several, the first index."""
     if why_not() or row.dtype != torch.float32 or not row.is_contiguous():
         return int(row.argmax())
-    return int(_largest()(row.data_ptr(), row.numel()))
+    return int(function("native_program_largest", SIZE, POINTER, SIZE)(row.data_ptr(), row.numel()))
 
 
 def likelihoods(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -249,39 +240,8 @@ def likelihoods(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     rows, width = logits.shape
     found, best, targets = torch.empty(rows), torch.empty(rows, dtype=torch.bool), targets.contiguous()
     assert not rows or (int(targets.min()) >= 0 and int(targets.max()) < width)
-    _likelihoods()(
-        logits.data_ptr(),
-        logits.stride(0),
-        rows,
-        width,
-        targets.data_ptr(),
-        found.data_ptr(),
-        best.data_ptr(),
-        torch.get_num_threads(),
-        load().level,
-    )
+    types = (POINTER, SIZE, SIZE, SIZE, POINTER, POINTER, POINTER, SIZE, SIZE)
+    sizes, pointers = (logits.stride(0), rows, width), map(address, (targets, found, best))
+    run = function("native_program_likelihoods", None, *types)
+    run(logits.data_ptr(), *sizes, *pointers, torch.get_num_threads(), load().level)
     return found, best
-
-
-@functools.cache
-def _likelihoods() -> Any:
-    function = load().functions.native_program_likelihoods
-    pointer, word = ctypes.c_void_p, ctypes.c_int64
-    function.argtypes = (pointer, word, word, word, pointer, pointer, pointer, word, word)
-    function.restype = None
-    return function
-
-
-@functools.cache
-def _largest() -> Any:
-    function = load().functions.native_program_largest
-    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_int64), ctypes.c_int64
-    return function
-
-
-@functools.cache
-def _function() -> Any:
-    function = load().functions.native_program_run
-    function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
-    function.restype = None
-    return function

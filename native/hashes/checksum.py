@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Sequence
 
 import numpy as np
 
+from native.compiled import arguments
+from native.compiled.arguments import INT, POINTER, function
 from native.compiled.library import Library, LibraryMissing, load
 
 __all__ = ["SIZE", "block_checksums", "is_available"]
@@ -23,17 +24,13 @@ def block_checksums(blocks: Sequence[memoryview]) -> bytes:
     """Return the checksum of each block, 16 bytes each; only call this if `is_available`."""
     library = _library()
     assert library is not None, "the compiled library is missing"
+    run = function("native_checksum", None, INT, POINTER, arguments.SIZE, POINTER)
     out = np.empty(SIZE * len(blocks), np.uint8)
     start = out.ctypes.data
     for at, block in enumerate(blocks):
         # frombuffer also accepts read-only memory.
         source = np.frombuffer(block, np.uint8).ctypes.data if len(block) else 0
-        library.functions.native_checksum(
-            ctypes.c_int(library.level),
-            ctypes.c_void_p(source),
-            ctypes.c_int64(len(block)),
-            ctypes.c_void_p(start + SIZE * at),
-        )
+        run(library.level, source, len(block), start + SIZE * at)
     return out.tobytes()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from itertools import groupby
 
 import numpy as np
 
+from native.compiled.arguments import INT, POINTER, SIZE, function
 from native.compiled.library import LibraryMissing, load
 
 __all__ = ["block_hashes", "piece_hashes"]
@@ -32,14 +32,9 @@ def _hashes(blocks: Sequence[memoryview], size: int) -> bytes:
     starts = np.array(
         [np.frombuffer(block, np.uint8).ctypes.data if size else 0 for block in blocks], np.uint64
     )
-    out, library = np.empty(32 * len(blocks), np.uint8), load()
-    library.functions.native_sha256_blocks(
-        ctypes.c_int(library.level),
-        ctypes.c_void_p(starts.ctypes.data),
-        ctypes.c_int64(len(blocks)),
-        ctypes.c_int64(size),
-        ctypes.c_void_p(out.ctypes.data),
-    )
+    out = np.empty(32 * len(blocks), np.uint8)
+    run = function("native_sha256_blocks", None, INT, POINTER, SIZE, SIZE, POINTER)
+    run(load().level, starts.ctypes.data, len(blocks), size, out.ctypes.data)
     return out.tobytes()
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 
-from native.compiled.library import POOL_VARIABLE, LibraryMissing, load, may_pool
+from native.compiled.arguments import SIZE, function
+from native.compiled.library import POOL_VARIABLE, LibraryMissing, may_pool
 
 # The pool takes addresses, not memory: 1 TiB of them, so that gaps never fill it.
 CAPACITY = 1 << 40
@@ -28,10 +28,8 @@ def serve_torch() -> str:
     if not may_pool():
         return f"{POOL_VARIABLE} is never"
     try:
-        functions = load().functions
+        serve = function("native_pool_serve_torch", SIZE, SIZE)
     except LibraryMissing as reason:
         return str(reason)
-    serve = functions.native_pool_serve_torch
-    serve.restype, serve.argtypes = ctypes.c_int64, [ctypes.c_int64]
     outcome = int(serve(CAPACITY))
     return _REASONS[outcome] if outcome else ""

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from native.compiled.library import load, why_not
+from native.compiled.arguments import INT, POINTER, SIZE, function, structure
+from native.compiled.library import why_not
 
 __all__ = ["Reader", "blend", "sample_starts", "shuffle", "why_not"]
 
@@ -26,18 +27,10 @@ _SIDE_BY_SIDE, _MANY = 8, 24
 class _Source(ctypes.Structure):
     """The layout of `struct SampleSource` in sample_index.cpp."""
 
-    _fields_ = (
-        ("tokens", ctypes.c_void_p),
-        ("offsets", ctypes.c_void_p),
-        ("lengths", ctypes.c_void_p),
-        ("documents", ctypes.c_void_p),
-        ("starts", ctypes.c_void_p),
-        ("count", ctypes.c_int64),
-        ("sequences", ctypes.c_int64),
-        ("places", ctypes.c_int64),
-        ("samples", ctypes.c_int64),
-        ("type", ctypes.c_int),
-        ("wide", ctypes.c_int),
+    _fields_ = structure(
+        (POINTER, "tokens offsets lengths documents starts"),
+        (SIZE, "count sequences places samples"),
+        (INT, "type wide"),
     )
 
 
@@ -50,16 +43,9 @@ def sample_starts(
     """
     for array in (lengths, documents):
         _check(array, np.int32)
-    load().functions.native_sample_starts(
-        ctypes.c_void_p(lengths.ctypes.data),
-        ctypes.c_void_p(documents.ctypes.data),
-        ctypes.c_int64(len(documents)),
-        ctypes.c_int64(sequence),
-        ctypes.c_int64(len(out) - 1),
-        ctypes.c_void_p(out.ctypes.data),
-        ctypes.c_int(out.dtype == np.int64),
-        ctypes.c_int(threads),
-    )
+    run = function("native_sample_starts", None, POINTER, POINTER, SIZE, SIZE, SIZE, POINTER, INT, INT)
+    sizes, wide = (len(documents), sequence, len(out) - 1), out.dtype == np.int64
+    run(lengths.ctypes.data, documents.ctypes.data, *sizes, out.ctypes.data, wide, threads)
 
 
 def shuffle(items: NDArray[Any], random: np.random.RandomState) -> None:
@@ -71,13 +57,8 @@ def shuffle(items: NDArray[Any], random: np.random.RandomState) -> None:
         raise TypeError(f"a contiguous row with 4 or 8 bytes per item is needed, not {items.dtype}")
     name, key, at, *rest = random.get_state()
     key, pos = np.ascontiguousarray(key, np.uint32).copy(), np.array([at], np.int32)
-    load().functions.native_shuffle(
-        ctypes.c_void_p(items.ctypes.data),
-        ctypes.c_int64(len(items)),
-        ctypes.c_int(items.itemsize == 8),
-        ctypes.c_void_p(key.ctypes.data),
-        ctypes.c_void_p(pos.ctypes.data),
-    )
+    run = function("native_shuffle", None, POINTER, SIZE, INT, POINTER, POINTER)
+    run(items.ctypes.data, len(items), items.itemsize == 8, key.ctypes.data, pos.ctypes.data)
     random.set_state((name, key, int(pos[0]), *rest))
 
 
@@ -94,13 +75,9 @@ def blend(
     shares[: len(weights)] = np.where(available > 0, weights, -np.inf)
     taken, lag = np.zeros(padded), np.zeros(padded)
     corpus, sample = np.empty(size, np.int16), np.empty(size, np.int64)
-    load().functions.native_blend(
-        *(ctypes.c_void_p(array.ctypes.data) for array in (shares, taken, most, lag)),
-        ctypes.c_int64(padded),
-        ctypes.c_int64(size),
-        ctypes.c_void_p(corpus.ctypes.data),
-        ctypes.c_void_p(sample.ctypes.data),
-    )
+    run = function("native_blend", None, *(POINTER,) * 4, SIZE, SIZE, POINTER, POINTER)
+    state = (array.ctypes.data for array in (shares, taken, most, lag))
+    run(*state, padded, size, corpus.ctypes.data, sample.ctypes.data)
     return corpus, sample
 
 
@@ -128,20 +105,14 @@ class Reader:
             _CODES[tokens.dtype.name],
             starts.dtype == np.int64,
         )
-        self._read = load().functions.native_read_samples
-        self._read.restype = ctypes.c_int64
+        self._read = function("native_read_samples", SIZE, POINTER, POINTER, SIZE, SIZE, POINTER)
 
     def read(self, numbers: NDArray[np.int64], each: int) -> NDArray[np.int64]:
         """Return the first `each` tokens of each sample; raise IndexError if a sample is outside the corpus."""
         numbers = np.ascontiguousarray(numbers, np.int64)
         out = np.empty((len(numbers), each), np.int64)
-        done = self._read(
-            ctypes.byref(self._source),
-            ctypes.c_void_p(numbers.ctypes.data),
-            ctypes.c_int64(len(numbers)),
-            ctypes.c_int64(each),
-            ctypes.c_void_p(out.ctypes.data),
-        )
+        source = ctypes.byref(self._source)
+        done = self._read(source, numbers.ctypes.data, len(numbers), each, out.ctypes.data)
         if done < 0:
             raise IndexError(f"sample {int(numbers[-1 - done])} is not within its corpus")
         return out

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from native.compiled.library import load, why_not
+from native.compiled.arguments import INT, POINTER, SIZE, TEXT, function, structure
+from native.compiled.library import why_not
 
 __all__ = ["Added", "Bpe", "NotUtf8", "Tables", "check_places", "unicode_ranges", "why_not"]
 
@@ -62,34 +63,24 @@ class Tables:
 class _Spec(ctypes.Structure):
     """The layout of `struct Spec` in bpe.cpp."""
 
-    _fields_ = (
-        ("byte_ids", ctypes.c_void_p),
-        ("merges", ctypes.c_void_p),
-        ("added_text", ctypes.c_char_p),
-        ("added_ends", ctypes.c_void_p),
-        ("added_ids", ctypes.c_void_p),
-        ("added_passes", ctypes.c_void_p),
-        ("merge_count", ctypes.c_int64),
-        ("added_count", ctypes.c_int64),
-        ("prefix_space", ctypes.c_int),
-        ("wide", ctypes.c_int),
-        ("threads", ctypes.c_int),
+    _fields_ = structure(
+        (POINTER, "byte_ids merges"),
+        (TEXT, "added_text"),
+        (POINTER, "added_ends added_ids added_passes"),
+        (SIZE, "merge_count added_count"),
+        (INT, "prefix_space wide threads"),
     )
 
 
 class _Job(ctypes.Structure):
     """The layout of `struct Job` in bpe.cpp."""
 
-    _fields_ = (
-        ("text", ctypes.c_void_p),
-        ("starts", ctypes.c_void_p),
-        ("ends", ctypes.c_void_p),
-        ("documents", ctypes.c_int64),
-        ("readable", ctypes.c_int64),
-        ("ids", ctypes.c_void_p),
-        ("lengths", ctypes.c_void_p),
-        ("eod", ctypes.c_int64),
-        ("threads", ctypes.c_int),
+    _fields_ = structure(
+        (POINTER, "text starts ends"),
+        (SIZE, "documents readable"),
+        (POINTER, "ids lengths"),
+        (SIZE, "eod"),
+        (INT, "threads"),
     )
 
 
@@ -103,10 +94,6 @@ class Bpe:
         # The largest number of ids per byte.
         self._room = 2 if tables.prefix_space else 1
         self._lock = threading.Lock()
-        self._call = load().functions
-        self._call.native_bpe_new.restype = ctypes.c_void_p
-        self._call.native_bpe_encode.restype = ctypes.c_int64
-        self._call.native_bpe_words.restype = ctypes.c_int64
         self._handle = self._made(tables)
 
     def _made(self, tables: Tables) -> ctypes.c_void_p:
@@ -120,23 +107,17 @@ class Bpe:
         ends = np.cumsum([len(token.text) for token in added], dtype=np.int64)
         ids = np.array([token.id for token in added], np.uint32)
         passes = np.array([token.late for token in added], np.uint8)
-        spec = _Spec(
-            byte_ids.ctypes.data,
-            merges.ctypes.data,
+        text, more = (
             b"".join(token.text for token in added),
-            ends.ctypes.data,
-            ids.ctypes.data,
-            passes.ctypes.data,
-            len(merges),
-            len(added),
-            tables.prefix_space,
-            self._wide,
-            self.threads,
+            (each.ctypes.data for each in (ends, ids, passes)),
         )
-        handle = ctypes.c_void_p(self._call.native_bpe_new(ctypes.byref(spec)))
+        pointers = (byte_ids.ctypes.data, merges.ctypes.data, text, *more)
+        sizes = (len(merges), len(added), tables.prefix_space, self._wide, self.threads)
+        spec = _Spec(*pointers, *sizes)
+        handle = ctypes.c_void_p(function("native_bpe_new", POINTER, POINTER)(ctypes.byref(spec)))
         if not handle:
             raise MemoryError("no memory for the tables of a tokenizer")
-        weakref.finalize(self, self._call.native_bpe_free, handle)
+        weakref.finalize(self, function("native_bpe_free", None, POINTER), handle)
         return handle
 
     def encode(
@@ -155,20 +136,14 @@ class Bpe:
         size = int(ends[-1] - starts[0]) if documents else 0
         ids = np.empty(self._room * size + documents + self.threads * _SLACK, self.dtype)
         lengths = np.zeros(documents, np.int32)
-        job = _Job(
-            view.ctypes.data,
-            starts.ctypes.data,
-            ends.ctypes.data,
-            documents,
-            len(view),
-            ids.ctypes.data,
-            lengths.ctypes.data,
-            -1 if eod is None else eod,
-            self.threads,
-        )
+        places = (view.ctypes.data, starts.ctypes.data, ends.ctypes.data, documents, len(view))
+        written = (ids.ctypes.data, lengths.ctypes.data)
+        job = _Job(*places, *written, -1 if eod is None else eod, self.threads)
         # The caches belong to the model, so only one call may run at a time.
         with self._lock:
-            total: int = self._call.native_bpe_encode(self._handle, ctypes.byref(job))
+            total: int = function("native_bpe_encode", SIZE, POINTER, POINTER)(
+                self._handle, ctypes.byref(job)
+            )
         if total == -1:
             raise MemoryError("no memory to encode a long word")
         if total < 0:
@@ -178,9 +153,8 @@ class Bpe:
     def words(self, text: bytes) -> NDArray[np.int64]:
         """Return the byte offsets at which the words of `text` end; added tokens are not recognised."""
         ends = np.empty(len(text), np.int64)
-        count = self._call.native_bpe_words(
-            self._handle, ctypes.c_char_p(text), ctypes.c_int64(len(text)), ctypes.c_void_p(ends.ctypes.data)
-        )
+        find = function("native_bpe_words", SIZE, POINTER, TEXT, SIZE, POINTER)
+        count = find(self._handle, text, len(text), ends.ctypes.data)
         return ends[:count]
 
 
@@ -201,9 +175,7 @@ def check_places(starts: NDArray[np.int64], ends: NDArray[np.int64], size: int) 
 
 def unicode_ranges() -> NDArray[np.uint32]:
     """Return an array (ranges, 3): first code point, end (exclusive) and kind of each range in the table."""
-    functions = load().functions
-    functions.native_bpe_ranges.restype = ctypes.c_int64
     address = ctypes.POINTER(ctypes.c_uint32)()
-    count = functions.native_bpe_ranges(ctypes.byref(address))
+    count = function("native_bpe_ranges", SIZE, POINTER)(ctypes.byref(address))
     found: NDArray[np.uint32] = np.ctypeslib.as_array(address, (count, 3)).copy()
     return found

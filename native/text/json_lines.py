@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from native.compiled.library import load, why_not
+from native.compiled.arguments import POINTER, SIZE, TEXT, function, structure
+from native.compiled.library import why_not
 
 __all__ = ["Lines", "read", "why_not"]
 
@@ -34,17 +35,12 @@ class Lines:
 class _Reading(ctypes.Structure):
     """The layout of `struct Reading` in json_lines.cpp."""
 
-    _fields_ = (
-        ("data", ctypes.c_char_p),
-        ("size", ctypes.c_int64),
-        ("key", ctypes.c_char_p),
-        ("key_size", ctypes.c_int64),
-        ("text", ctypes.c_void_p),
-        ("starts", ctypes.c_void_p),
-        ("ends", ctypes.c_void_p),
-        ("numbers", ctypes.c_void_p),
-        ("characters", ctypes.c_void_p),
-        ("plain", ctypes.c_void_p),
+    _fields_ = structure(
+        (TEXT, "data"),
+        (SIZE, "size"),
+        (TEXT, "key"),
+        (SIZE, "key_size"),
+        (POINTER, "text starts ends numbers characters plain"),
     )
 
 
@@ -55,19 +51,7 @@ def read(data: bytes, key: str) -> Lines:
     text, plain = np.empty(len(data) + 8, np.uint8), np.empty(most, np.bool_)
     # A key with a lone surrogate matches no line, because lines are UTF-8.
     name = key.encode("utf-8", "surrogatepass")
-    reading = _Reading(
-        data,
-        len(data),
-        name,
-        len(name),
-        text.ctypes.data,
-        starts.ctypes.data,
-        ends.ctypes.data,
-        numbers.ctypes.data,
-        characters.ctypes.data,
-        plain.ctypes.data,
-    )
-    call = load().functions.native_json_lines
-    call.restype = ctypes.c_int64
-    n = call(ctypes.byref(reading))
+    written = (array.ctypes.data for array in (text, starts, ends, numbers, characters, plain))
+    reading = _Reading(data, len(data), name, len(name), *written)
+    n = function("native_json_lines", SIZE, POINTER)(ctypes.byref(reading))
     return Lines(text, starts[:n], ends[:n], numbers[:n], characters[:n], plain[:n])
