@@ -7,7 +7,7 @@ from clusterctl import interrupts
 
 interrupts.while_loading()
 
-from clusterctl.cli.entry import main  # noqa: E402
+from clusterctl.cli.main import main  # noqa: E402
 
 if __name__ == "__main__":
     main()

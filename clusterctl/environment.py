@@ -1,4 +1,4 @@
-"""Read and replace the environment of this process. Only this module uses os.environ; it imports nothing else."""
+"""Read the environment of this process. Only this module uses os.environ; it imports nothing else."""
 
 from __future__ import annotations
 
@@ -13,14 +13,3 @@ def inherited(names: tuple[str, ...]) -> dict[str, str]:
 def environment() -> dict[str, str]:
     """Return a copy of the environment, for programs started on this machine."""
     return dict(os.environ)
-
-
-def raw_environment() -> dict[bytes, bytes]:
-    """Return a copy of the environment in bytes."""
-    return dict(os.environb)
-
-
-def replace_environment(variables: dict[bytes, bytes]) -> None:
-    """Replace the environment of this process."""
-    os.environb.clear()
-    os.environb.update(variables)

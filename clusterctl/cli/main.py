@@ -83,20 +83,6 @@ def command() -> Any:
     return built("")
 
 
-def warm_up() -> None:
-    """Load what `exec` needs, for a process that runs many commands."""
-    import yaml  # noqa: F401
-    from rich import console, text  # noqa: F401
-
-    from clusterctl.exec import output  # noqa: F401
-    from clusterctl.hostfile import detect  # noqa: F401
-    from clusterctl.inventory import nodeset  # noqa: F401
-    from clusterctl.keeper import client  # noqa: F401
-
-    for verb in ("exec", "push", "pull"):
-        command().commands[verb]
-
-
 def _was_interrupted(done: SystemExit) -> bool:
     """Return whether a command ended because of Ctrl-C, which typer turns into an exit code without a message."""
     return isinstance(getattr(done.__context__, "__cause__", None), KeyboardInterrupt)

@@ -200,7 +200,7 @@ OfNodePath = checked_by(require_node_path)
 
 def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None = None) -> Cluster:
     """Return the inventory of a command line, narrowed to the chosen nodes."""
-    from clusterctl.hostfile.cache import inventories
+    from clusterctl.hostfile import detect
 
     if file is not None:
         screen.hints_with(file)
@@ -215,7 +215,7 @@ def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None 
     elif place is not None:
         cluster = place.cluster()
     else:
-        cluster = _with_kind(inventories().load(file or default, kind), kind, settings.kind)
+        cluster = _with_kind(detect.load(file or default, kind), kind, settings.kind)
     if nodes is not None and not nodes.strip():
         # An empty value, such as an unset shell variable, must not select all nodes.
         raise UsageError("the node set is empty", "name nodes, as in node[1-4], or `all`")

@@ -1,8 +1,4 @@
-"""Find the sockets of this user's keeper, and check who owns them.
-
-Every command imports this module first, so it imports little: it uses the C modules behind `socket` and
-`struct`, because the Python modules would also load enum, selectors and others (8 of a command's 40 ms).
-"""
+"""Find the socket of this user's keeper, and check who owns it."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from socket import AF_UNIX, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, socket
 
 from clusterctl.environment import environment
 
-DOOR, LINKS, LOCK, LOG = ".door", ".links", ".lock", ".log"
+LINKS, LOCK, LOG = ".links", ".lock", ".log"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Bytes of each of pid, uid and gid, as SO_PEERCRED gives them.
 WORD = 4

@@ -51,7 +51,7 @@ OTHER_LIMIT = 15.0
 SSH_FILES = ("~/.ssh/config", "/etc/ssh/ssh_config")
 FIRST_LINES = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from clusterctl.cli.fork_server import start; start(*sys.argv[2:])"
+    "from clusterctl.keeper.process import main; main(*sys.argv[2:])"
 )
 ASK_WITHOUT = "the command with `--persist off` makes connections of its own"
 
@@ -367,7 +367,7 @@ def _start(folder: int, name: str, idle: float) -> bool:
     hear, tell = os.pipe()
     log = os.open(place.address(folder, name + place.LOG), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        process = subprocess.Popen(
+        subprocess.Popen(
             [sys.executable, "-c", FIRST_LINES, os.path.dirname(place.PACKAGE), str(idle), str(tell)],
             pass_fds=[tell],
             stdin=subprocess.DEVNULL,
@@ -377,8 +377,6 @@ def _start(folder: int, name: str, idle: float) -> bool:
             start_new_session=True,
         )
         os.close(tell)
-        # The new process forks once more to run in the background.
-        process.wait()
         ready, _, _ = select.select([hear], [], [], START_LIMIT)
         return bool(ready) and os.read(hear, 64) != b""
     finally:

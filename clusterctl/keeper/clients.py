@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import select
-import signal
 import socket
 import threading
 from collections import deque
@@ -41,36 +39,16 @@ from clusterctl.keeper.messages import LinkRequest, WayOptions
 from clusterctl.transport.connection import LinkConnection
 from clusterctl.transport.fanout import Transport
 from clusterctl.transport.link import Link, PendingRequest, RequestFailed
-from clusterctl.transport.open_files import raise_limit
 from clusterctl.wire.typed_json import BadValue, decode
 from clusterctl.wire.typed_json import encode as encode_value
 
 RECEIVE = 256 << 10
 # Frames from an agent are smaller apart from the payload; the window does not count fields.
 LONG_FIELDS = 8192
-# Seconds between two searches for idle links.
-LOOK = 1.0
 
 
-def serve(listening: socket.socket, watched: int, idle: float) -> None:
-    """Hold links until no command uses them for `idle` seconds, or the process behind `watched` ends."""
-    holder = LinkHolder(idle)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, holder.stop)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    raise_limit()
-    while not holder.is_over():
-        ready = select.select([listening.fileno(), watched], [], [], LOOK)[0]
-        if watched in ready:
-            break
-        if listening.fileno() in ready:
-            _welcome(listening.accept()[0], holder)
-        holder.close_idle()
-    listening.close()
-    holder.close()
-
-
-def _welcome(line: socket.socket, holder: LinkHolder) -> None:
+def welcome(line: socket.socket, holder: LinkHolder) -> None:
+    """Serve the command at the other end in a thread; refuse one of another user."""
     try:
         place.check_peer(line)
     except place.WrongPlace:

@@ -26,12 +26,6 @@ def kept(tmp_path: Path, cluster_file: Path) -> Iterator[Keeping]:
     keeping.stop()
 
 
-def holder(keeping: Keeping) -> int:
-    """The process that has the links: the front's first child."""
-    front = keeping.status()[0]["pid"]
-    return int(Path(f"/proc/{front}/task/{front}/children").read_text().split()[0])
-
-
 def agents(keeping: Keeping) -> dict[str, str]:
     """Each node's agent, by its pid there."""
     done = keeping("exec", "all", *AGENT)
@@ -62,7 +56,7 @@ def test_a_frozen_node_is_given_up_and_reached_again(kept: Keeping) -> None:
 
 def test_a_killed_keeper_leaves_no_agent_on_the_nodes(kept: Keeping, cluster_file: Path) -> None:
     first = agents(kept)
-    os.kill(holder(kept), signal.SIGKILL)
+    os.kill(kept.status()[0]["pid"], signal.SIGKILL)
     until(lambda: not kept.status(), "the other half ends too")
 
     def all_ended() -> bool:

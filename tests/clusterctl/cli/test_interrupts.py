@@ -83,7 +83,7 @@ def test_ctrl_c_after_the_work_changes_no_exit_code() -> None:
     code = "class Late:\n    def __del__(self, kill=__import__('os').kill, pid=__import__('os').getpid()):\n"
     code += "        kill(pid, 2)\n"
     code += "import sys; sys.late = Late(); sys.argv = ['', 'version']\n"
-    code += "from clusterctl.cli.entry import main; main()"
+    code += "from clusterctl.__main__ import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -16,8 +16,6 @@ import pytest
 
 from clusterctl import errors
 from clusterctl.agent.frames import encode
-from clusterctl.cli import entry
-from clusterctl.cli.fork_server import _may_be_loaded
 from clusterctl.inventory.cluster import Node, Setup
 from clusterctl.keeper import address
 from clusterctl.keeper.client import error_from_json
@@ -89,10 +87,10 @@ def test_a_wrong_folder_stops_the_command_before_anything_runs(kept: Keeping) ->
     kept.place.chmod(0o700)
 
 
-def test_the_sockets_are_for_the_user_alone(kept: Keeping) -> None:
+def test_the_socket_is_for_the_user_alone(kept: Keeping) -> None:
     kept("exec", "node1", "--", "true")
     files = [path for path in kept.place.iterdir() if path.is_socket()]
-    assert len(files) == 2
+    assert len(files) == 1
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in [*files, *kept.place.glob("*.log")])
 
 
@@ -207,48 +205,24 @@ def test_killing_the_asking_process_ends_what_it_ran_and_keeps_the_link(
     assert kept("exec", "node1", "--shell", "--", "echo $PPID").stdout == first
 
 
-def test_a_warm_command_imports_next_to_nothing(kept: Keeping) -> None:
-    kept("exec", "node1", "--", "true")
-    code = (
-        "import sys; sys.argv = ['clusterctl', 'exec', 'node1', '--', 'echo', 'on']\n"
-        "from clusterctl.cli import entry\n"
-        "try: entry.main()\n"
-        "finally: print(sorted({'typer', 'yaml', 'json', 'dataclasses', 'clusterctl.errors'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=kept.folder, env=kept.env, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (0, "node1: on\n[]\n"), done.stderr
-
-
-def test_push_and_pull_go_to_the_keeper_too(kept: Keeping, tmp_path: Path) -> None:
+def test_push_and_pull_use_the_kept_links(kept: Keeping, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "file").write_text("first")
     kept("exec", "all", "--", "true")
-
-    def warm(*words: str) -> subprocess.CompletedProcess[str]:
-        code = (
-            f"import sys; sys.argv = ['clusterctl', *{words!r}]\n"
-            "from clusterctl.cli import entry\n"
-            "try: entry.main()\n"
-            "finally: assert not {'typer', 'clusterctl.transfer.push', 'clusterctl.errors'} & set(sys.modules)"
-        )
-        argv = [sys.executable, "-c", code]
-        return subprocess.run(argv, cwd=kept.folder, env=kept.env, capture_output=True, text=True)
-
-    done = [warm("push", "tree", f"{tmp_path}/there", "--nodes", "node2", "--json") for _ in range(2)]
+    done = [kept("push", "tree", f"{tmp_path}/there", "--nodes", "node2", "--json") for _ in range(2)]
     assert [(one.returncode, json.loads(one.stdout)[0]["unchanged"]) for one in done] == [
         (0, False),
         (0, True),
     ]
     assert (tmp_path / "there" / "file").read_text() == "first"
     (tree / "file").write_text("second")
-    assert warm("push", "tree", f"{tmp_path}/there", "--nodes", "node2").returncode == 0
-    back = warm("pull", f"{tmp_path}/there", "back", "--nodes", "node2")
+    assert kept("push", "tree", f"{tmp_path}/there", "--nodes", "node2").returncode == 0
+    back = kept("pull", f"{tmp_path}/there", "back", "--nodes", "node2")
     assert (back.returncode, (tmp_path / "back/node2/there/file").read_text()) == (0, "second"), back.stderr
-    missing = warm("push", "nothing", "--nodes", "node2")
+    missing = kept("push", "nothing", "--nodes", "node2")
     assert (missing.returncode, missing.stdout) == (2, "") and "no such file" in missing.stderr
+    assert [len(one["links"]) for one in kept.status()] == [3]
 
 
 # ---- its life
@@ -277,16 +251,9 @@ def test_stop_ends_it_and_its_agents(kept: Keeping) -> None:
     until(lambda: not list(kept.place.iterdir()), "nothing of it stays")
 
 
-@pytest.mark.parametrize("which", ["front", "holder"])
-def test_a_killed_keeper_leaves_no_agent_and_is_replaced(kept: Keeping, which: str) -> None:
+def test_a_killed_keeper_leaves_no_agent_and_is_replaced(kept: Keeping) -> None:
     agent = int(kept("exec", "node1", "--shell", "--", "echo $PPID").stdout.split()[1])
-    front = kept.status()[0]["pid"]
-    pid = (
-        front
-        if which == "front"
-        else int(Path(f"/proc/{front}/task/{front}/children").read_text().split()[0])
-    )
-    os.kill(pid, signal.SIGKILL)
+    os.kill(kept.status()[0]["pid"], signal.SIGKILL)
     until(lambda: not is_alive(agent), "the agent ends")
     assert kept("exec", "node1", "--", "echo", "on").stdout == "node1: on\n"
     assert len(kept.status()) == 1
@@ -301,16 +268,6 @@ def test_a_command_whose_keeper_is_killed_says_so(kept: Keeping, tmp_path: Path)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 255 and "keeper" in err
     until(lambda: not is_alive(pid), "the command on the node ends")
-
-
-def test_a_socket_that_nobody_listens_at_is_no_keeper(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
-    stale = socket.socket(socket.AF_UNIX)
-    stale.bind(str(place / (address.name() + address.DOOR)))
-    stale.close()
-    assert entry._by_keeper(["exec", "all"]) is None
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/nowhere")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
-    assert entry._by_keeper(["exec", "all"]) is None
 
 
 # ---- values on the way
@@ -365,15 +322,3 @@ def test_a_command_that_reads_slowly_holds_up_nobody_and_loses_nothing() -> None
     # Nobody is there any more: no error, nothing kept.
     out.put(encode.__name__.encode())
     out.close()
-
-
-@pytest.mark.parametrize(
-    ("name", "loaded"),
-    [
-        ("clusterctl.exec.output", True), ("clusterctl.ssh.choose", True), ("rich.text", True), ("json.decoder", True),
-        ("clusterctl.ssh.session", False), ("clusterctl.ssh.transport", False),
-        ("paramiko", False), ("cryptography", False),
-    ],
-)  # fmt: skip
-def test_the_front_loads_what_commands_need_but_nothing_that_speaks_ssh(name: str, loaded: bool) -> None:
-    assert _may_be_loaded(name) is loaded

@@ -56,8 +56,6 @@ BOUNDED = {
     ),
     ("agent/ranks/supervisor.py", "os.read"): (1, "one piece, when select reports it"),
     ("agent/server.py", "read_frame"): (1, "MAX_PAYLOAD bytes of the launcher; ends when it is silent"),
-    ("cli/entry.py", "recv"): (1, "one byte of the program that runs the command; ends with it"),
-    ("cli/fork_server.py", "os.read"): (2, "one piece, when the selector reports it"),
     ("cli/runs/top.py", "os.read"): (1, "16 bytes of the keyboard, after a select"),
     ("cli/screen.py", "readline"): (1, "a person's answer at the terminal"),
     ("downloads/fetch.py", "server's read"): (3, "PIECE or MOST_SUMS bytes; SILENCE seconds"),
