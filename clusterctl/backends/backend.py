@@ -32,11 +32,8 @@ class Backend:
     """How the runs of one kind are followed and ended. This class itself: from this machine over SSH."""
 
     name = "ssh"
-    title = "SSH"
     way = "ssh"
     """The program that reaches the nodes of an allocation."""
-    record = ""
-    """The file in the folder of each of its runs."""
     reaches_nodes = True
     """Whether this machine can connect to the nodes of a run."""
     records_all = False
@@ -46,9 +43,15 @@ class Backend:
     resubmits = False
     """Whether a run continues as a new job, whose nodes are chosen anew."""
 
-    def owns(self, run: RunDir) -> bool:
-        """Return whether it starts the ranks of a run."""
-        return (run.root / self.record).exists()
+    @property
+    def title(self) -> str:
+        """Its name for people."""
+        return KNOWN.get(self.name, OVER_SSH).title
+
+    @property
+    def record(self) -> str:
+        """The file in the folder of each of its runs."""
+        return KNOWN.get(self.name, OVER_SSH).record
 
     def refresh(self, runs: Sequence[RunDir]) -> None:
         """Update the recorded states of its runs; raise a ClusterctlError if it does not answer."""
@@ -90,21 +93,31 @@ class Backend:
         return ""
 
 
-# The folder of each backend with the file in the folders of its runs, and with the variables of which its jobs have
-# one. A backend is loaded when one of these is found.
-RECORDS = {
-    "slurm": "slurm.json",
-    "pods": "kubernetes.json",
-    "sge": "sge.json",
-    "pbs": "pbs.json",
-    "lsf": "lsf.json",
+@dataclass(frozen=True)
+class Known:
+    """What is known of a backend before its folder is loaded, which takes longer."""
+
+    title: str
+    record: str
+    """The file in the folder of each of its runs."""
+    variables: tuple[str, ...] = ()
+    """Of these, each of its jobs has one."""
+    example: str = ""
+    """For a batch system, keys of a job's part that show what can be asked for."""
+
+
+# The backends by their folders, which are also the names of their parts of a job.
+KNOWN = {
+    "slurm": Known(
+        "Slurm", "slurm.json", ("SLURM_JOB_NODELIST", "SLURM_NODELIST"), "slurm.nodes=4 slurm.time=60"
+    ),
+    "sge": Known("Grid Engine", "sge.json", ("PE_HOSTFILE", "SGE_JOB_SPOOL_DIR"), "sge.nodes=4 sge.pe=mpi"),
+    "pbs": Known("PBS", "pbs.json", ("PBS_NODEFILE",), "pbs.nodes=4 pbs.resources=ngpus=4"),
+    "lsf": Known("LSF", "lsf.json", ("LSB_MCPU_HOSTS",), "lsf.nodes=4 lsf.time=60"),
+    "pods": Known("Kubernetes", "kubernetes.json"),
 }
-OF_JOBS = {
-    "slurm": ("SLURM_JOB_NODELIST", "SLURM_NODELIST"),
-    "sge": ("PE_HOSTFILE", "SGE_JOB_SPOOL_DIR"),
-    "pbs": ("PBS_NODEFILE",),
-    "lsf": ("LSB_MCPU_HOSTS",),
-}
+QUEUES = {name: known for name, known in KNOWN.items() if known.variables}
+OVER_SSH = Known("SSH", "")
 SSH = Backend()
 
 
@@ -116,7 +129,7 @@ def named(name: str) -> Backend:
 
 def of_run(run: RunDir) -> Backend:
     """Return the backend that starts the ranks of a run."""
-    return next((named(name) for name, file in RECORDS.items() if (run.root / file).exists()), SSH)
+    return next((named(name) for name, known in KNOWN.items() if (run.root / known.record).exists()), SSH)
 
 
 def of_node(node: Node) -> Backend:
@@ -141,5 +154,5 @@ def by_backend(runs: Iterable[RunDir]) -> list[tuple[Backend, list[RunDir]]]:
 
 def around(variables: Mapping[str, str]) -> Backend | None:
     """Return the backend whose job this process is part of; None outside of a job."""
-    found = [name for name, marks in OF_JOBS.items() if any(variables.get(mark) for mark in marks)]
+    found = [name for name, known in QUEUES.items() if any(map(variables.get, known.variables))]
     return named(found[0]) if found else None

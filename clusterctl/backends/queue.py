@@ -62,6 +62,8 @@ class Queue(Backend):
 
     keeps_nodes = False
     resubmits = True
+    part: type[QueueOptions]
+    """The part of a job that says what to ask for."""
     waiting: tuple[str, ...]
     """The words for a job that waits, and for one that has nodes."""
     active: tuple[str, ...]
@@ -75,13 +77,15 @@ class Queue(Backend):
     """The word for a job that was cancelled, and for one whose batch file failed."""
     failed: str
 
-    @abstractmethod
     def options(self, job: Job) -> QueueOptions:
         """Return the part of a job that says what to ask for."""
+        found: QueueOptions | None = getattr(job, self.name)
+        return found or self.part()
 
-    @abstractmethod
-    def with_options(self, job: Job, options: Any) -> Job:
+    def with_options(self, job: Job, options: QueueOptions) -> Job:
         """Return the job with another part."""
+        changed: dict[str, Any] = {self.name: options}
+        return replace(job, **changed)
 
     @abstractmethod
     def imagined(self, options: Any) -> Cluster:

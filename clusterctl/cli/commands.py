@@ -15,6 +15,7 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandInfo
 
+from clusterctl.backends.backend import QUEUES
 from clusterctl.cli import option_fields, options
 from clusterctl.cli.given_once import refuse_contradictions, united
 from clusterctl.cli.kind_option import WithKind
@@ -39,6 +40,8 @@ class Verb:
     forwards: str = ""
     # Whether its function passes unknown options on to the trainer.
     open_ended: bool = False
+    # The word for which the function in `target` makes the command's own.
+    made_for: str = ""
 
 
 # Sections of `clusterctl --help`, in order, with the names of their commands.
@@ -111,10 +114,10 @@ TABLE = {
     "schema": Verb("Print the JSON schema of job files", "launch.schema:schema"),
     "launch": Verb("Start a job and follow it", "launch.start:launch", ssh=True),
     "submit": Verb("Submit a job to a batch system or Kubernetes"),
-    "submit slurm": Verb("Submit a job to Slurm", "launch.submit:slurm"),
-    "submit sge": Verb("Submit a job to Grid Engine", "launch.submit:sge"),
-    "submit pbs": Verb("Submit a job to PBS", "launch.submit:pbs"),
-    "submit lsf": Verb("Submit a job to LSF", "launch.submit:lsf"),
+    **{
+        f"submit {name}": Verb(f"Submit a job to {known.title}", "launch.submit:to_queue", made_for=name)
+        for name, known in QUEUES.items()
+    },
     "submit start": Verb("Start a submitted run in its job", "launch.queue_job:start", hidden=True),
     "submit k8s": Verb("Submit a job to Kubernetes", "launch.submit_pods:k8s"),
     "submit modelarts": Verb("Print a job as a request of ModelArts", "launch.submit_pods:modelarts"),
@@ -396,7 +399,7 @@ def _command(key: str) -> Any:
         name=key.rpartition(" ")[2],
         cls=type("Command", (SshCommand if verb.ssh else Command,), {"key": key}),
         context_settings=FORWARD if verb.forwards or verb.open_ended else None,
-        callback=_forwarder(key) if verb.forwards else _function(verb.target),
+        callback=_forwarder(key) if verb.forwards else _function(verb.target, verb.made_for),
         hidden=verb.hidden,
         help=f"{verb.help}." if verb.forwards else None,
     )
@@ -425,10 +428,10 @@ def _nothing() -> None:
     pass
 
 
-def _function(target: str) -> Callable[..., Any]:
+def _function(target: str, made_for: str = "") -> Callable[..., Any]:
     module, name = target.split(":")
     found: Callable[..., Any] = getattr(importlib.import_module(f"clusterctl.cli.{module}"), name)
-    return option_fields.flat(found)
+    return option_fields.flat(found(made_for) if made_for else found)
 
 
 def _forwarder(key: str) -> Callable[..., None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from clusterctl.backends.backend import QUEUES
+
 EXAMPLES = {
     "": """
         clusterctl demo
@@ -232,23 +234,14 @@ EXAMPLES = {
     "submit": """
         clusterctl submit slurm job.yaml
     """,
-    "submit sge": """
-        clusterctl submit sge job.yaml
-        clusterctl submit sge job.yaml --set sge.nodes=4 --set sge.pe=mpi
-        """,
-    "submit pbs": """
-        clusterctl submit pbs job.yaml --print
-        clusterctl submit pbs job.yaml --set pbs.nodes=4 --set pbs.resources=ngpus=4
-        """,
-    "submit lsf": """
-        clusterctl submit lsf job.yaml --print
-        clusterctl submit lsf job.yaml --set lsf.nodes=4 --set lsf.time=60
-        """,
-    "submit slurm": """
-        clusterctl submit slurm job.yaml
-        clusterctl submit slurm job.yaml --print
-        clusterctl submit slurm job.yaml --set slurm.nodes=4 --set slurm.time=60
-    """,
+    **{
+        f"submit {name}": f"""
+        clusterctl submit {name} job.yaml
+        clusterctl submit {name} job.yaml --print
+        clusterctl submit {name} job.yaml --set {known.example.replace(" ", " --set ")}
+    """
+        for name, known in QUEUES.items()
+    },
     "submit k8s": """
         clusterctl submit k8s job.yaml --kind jobset
         clusterctl submit k8s job.yaml --kind acjob --print

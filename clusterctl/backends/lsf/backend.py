@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from clusterctl.backends.hosts import HostsQueue, job_name, seconds
@@ -15,7 +14,6 @@ from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.jobs.parts.hosts import LsfOptions
 
 if TYPE_CHECKING:
-    from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
 
 FIELDS = "jobid stat exit_reason pend_reason start_time delimiter='|'"
@@ -44,9 +42,8 @@ class Lsf(HostsQueue):
     """Runs that an LSF job starts."""
 
     name = "lsf"
-    title = "LSF"
+    part = LsfOptions
     way = "blaunch"
-    record = "lsf.json"
     waiting = ("PEND", "PSUSP", "WAIT", "PROV")
     active = ("RUN", "USUSP", "SSUSP", "UNKWN")
     ends: ClassVar[Mapping[str, str]] = {
@@ -60,12 +57,6 @@ class Lsf(HostsQueue):
     cancelled = "CANCELLED"
     failed = "EXIT"
     starter = Blaunch()
-
-    def options(self, job: Job) -> LsfOptions:
-        return job.lsf or LsfOptions()
-
-    def with_options(self, job: Job, options: LsfOptions) -> Job:
-        return replace(job, lsf=options)
 
     def header(self, name: str, options: LsfOptions, log: str) -> list[str]:
         lines = [f"-J {job_name(name, 100)}", f"-n {options.nodes}", '-R "span[ptile=1]"', f"-o {log}"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,7 +13,7 @@ from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.jobs.parts.hosts import PbsOptions
 
 if TYPE_CHECKING:
-    from clusterctl.jobs.job import Job
+    pass
 
 # From this exit status on, a signal ended the batch file: 256 and its number.
 SIGNALLED = 256
@@ -24,8 +23,7 @@ class Pbs(HostsQueue):
     """Runs that a PBS job starts."""
 
     name = "pbs"
-    title = "PBS"
-    record = "pbs.json"
+    part = PbsOptions
     waiting = ("Q", "H", "W", "T")
     active = ("R", "E", "S", "B", "U")
     ends: ClassVar[Mapping[str, str]] = {
@@ -42,12 +40,6 @@ class Pbs(HostsQueue):
     choose_nodes = "pbs: {nodes: 4}, or resources: host=node1"
     cancelled = "CANCELLED"
     failed = "FAILED"
-
-    def options(self, job: Job) -> PbsOptions:
-        return job.pbs or PbsOptions()
-
-    def with_options(self, job: Job, options: PbsOptions) -> Job:
-        return replace(job, pbs=options)
 
     def header(self, name: str, options: PbsOptions, log: str) -> list[str]:
         chunk = ":".join(part for part in (f"{options.nodes}", options.resources) if part)

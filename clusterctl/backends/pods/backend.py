@@ -17,8 +17,6 @@ class Pods(Backend):
     """Runs whose pods a Kubernetes cluster starts."""
 
     name = "pods"
-    title = "Kubernetes"
-    record = pod_runs.RECORD
     reaches_nodes = False
     records_all = True
 

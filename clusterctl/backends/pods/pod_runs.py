@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from clusterctl.backends.backend import KNOWN
 from clusterctl.backends.pods.kube_api import JobApi, KubernetesError, PodState, cause_of, connect
 from clusterctl.backends.pods.request import imagined
 from clusterctl.backends.queue import write_waiting
@@ -29,7 +30,7 @@ PHASES = {
     "Failed": Phase.FAILED,
 }
 DELETED = "deleted"
-RECORD = "kubernetes.json"
+RECORD = KNOWN["pods"].record
 
 
 @dataclass(frozen=True)

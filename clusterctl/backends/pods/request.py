@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl.backends.backend import OF_JOBS
+from clusterctl.backends.backend import QUEUES
 from clusterctl.document import Document
 from clusterctl.errors import Fault, InputFaults
 from clusterctl.inventory.cluster import Cluster, Node
@@ -32,7 +32,7 @@ MARGIN = 30
 JOB_FOLDER = "/etc/clusterctl"
 CODE_FOLDER = f"{JOB_FOLDER}/code"
 # Parts of a job that only its submission needs.
-LEFT_OUT = (*OF_JOBS, "kubernetes", "modelarts", "container", "nodes", "restart", "forward", "notify")
+LEFT_OUT = (*QUEUES, "kubernetes", "modelarts", "container", "nodes", "restart", "forward", "notify")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from xml.etree import ElementTree
@@ -18,7 +17,6 @@ from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.jobs.parts.hosts import SgeOptions
 
 if TYPE_CHECKING:
-    from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
 
 # A batch file that ends with this code goes back into the queue under its number.
@@ -51,9 +49,8 @@ class Sge(HostsQueue):
     """Runs that a Grid Engine job starts."""
 
     name = "sge"
-    title = "Grid Engine"
+    part = SgeOptions
     way = "qrsh"
-    record = "sge.json"
     waiting = ("qw", "hqw", "Rq", "hRq", "Eqw")
     active = ("r", "t", "Rr", "Rt", "s", "S", "T", "ts", "tS", "dr", "dt", "dRr", "Rs", "RS", "RT")
     ends: ClassVar[Mapping[str, str]] = {
@@ -73,12 +70,6 @@ class Sge(HostsQueue):
     cancelled = "CANCELLED"
     failed = "FAILED"
     starter = Qrsh()
-
-    def options(self, job: Job) -> SgeOptions:
-        return job.sge or SgeOptions()
-
-    def with_options(self, job: Job, options: SgeOptions) -> Job:
-        return replace(job, sge=options)
 
     def header(self, name: str, options: SgeOptions, log: str) -> list[str]:
         # -notify: SIGUSR2 comes before SIGKILL.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from clusterctl.backends.backend import job_of
@@ -17,7 +16,6 @@ from clusterctl.jobs.parts.slurm import SlurmOptions
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
-    from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.transport.fanout import Transport
 
@@ -49,9 +47,8 @@ class Slurm(Queue):
     """Runs that a Slurm job starts."""
 
     name = "slurm"
-    title = "Slurm"
+    part = SlurmOptions
     way = "srun"
-    record = "slurm.json"
     waiting = (
         "PENDING",
         "CONFIGURING",
@@ -66,12 +63,6 @@ class Slurm(Queue):
     choose_nodes = "slurm: {nodes: 4}, or exclude"
     cancelled = "CANCELLED"
     failed = "FAILED"
-
-    def options(self, job: Job) -> SlurmOptions:
-        return job.slurm or SlurmOptions()
-
-    def with_options(self, job: Job, options: SlurmOptions) -> Job:
-        return replace(job, slurm=options)
 
     def imagined(self, options: SlurmOptions) -> Cluster:
         name, _, rest = options.gres.partition(":")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,60 +41,24 @@ NoChecks = Annotated[
 ]
 
 
-def slurm(
-    job: JobFile,
-    *,
-    overrides: Overrides = None,
-    only_print: Print = False,
-    test: Test = False,
-    no_checks: NoChecks = False,
-    as_json: options.Json = False,
-) -> None:
-    """Write the batch file of a job and submit it to Slurm. The job's `slurm` part says what to ask for. The run is
-    listed by `runs` immediately; its command line is that of `launch`."""
-    _submit("slurm", job, overrides, only_print=only_print, test=test, no_checks=no_checks, as_json=as_json)
+def to_queue(name: str) -> Callable[..., None]:
+    """Return the command that submits a job to a batch system."""
+    from clusterctl.backends.backend import QUEUES
 
+    def submit(
+        job: JobFile,
+        *,
+        overrides: Overrides = None,
+        only_print: Print = False,
+        test: Test = False,
+        no_checks: NoChecks = False,
+        as_json: options.Json = False,
+    ) -> None:
+        _submit(name, job, overrides, only_print=only_print, test=test, no_checks=no_checks, as_json=as_json)
 
-def sge(
-    job: JobFile,
-    *,
-    overrides: Overrides = None,
-    only_print: Print = False,
-    test: Test = False,
-    no_checks: NoChecks = False,
-    as_json: options.Json = False,
-) -> None:
-    """Write the batch file of a job and submit it to Grid Engine. The job's `sge` part says what to ask for. The run
-    is listed by `runs` immediately; its command line is that of `launch`."""
-    _submit("sge", job, overrides, only_print=only_print, test=test, no_checks=no_checks, as_json=as_json)
-
-
-def pbs(
-    job: JobFile,
-    *,
-    overrides: Overrides = None,
-    only_print: Print = False,
-    test: Test = False,
-    no_checks: NoChecks = False,
-    as_json: options.Json = False,
-) -> None:
-    """Write the batch file of a job and submit it to PBS. The job's `pbs` part says what to ask for. The run is listed
-    by `runs` immediately; its command line is that of `launch`."""
-    _submit("pbs", job, overrides, only_print=only_print, test=test, no_checks=no_checks, as_json=as_json)
-
-
-def lsf(
-    job: JobFile,
-    *,
-    overrides: Overrides = None,
-    only_print: Print = False,
-    test: Test = False,
-    no_checks: NoChecks = False,
-    as_json: options.Json = False,
-) -> None:
-    """Write the batch file of a job and submit it to LSF. The job's `lsf` part says what to ask for. The run is listed
-    by `runs` immediately; its command line is that of `launch`."""
-    _submit("lsf", job, overrides, only_print=only_print, test=test, no_checks=no_checks, as_json=as_json)
+    submit.__doc__ = f"""Write the batch file of a job and submit it to {QUEUES[name].title}. The job's `{name}` part
+    says what to ask for. The run is listed by `runs` immediately; its command line is that of `launch`."""
+    return submit
 
 
 def _submit(
