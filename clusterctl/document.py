@@ -111,7 +111,7 @@ def parse_document(text: str, source: str) -> Document:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         column = error.problem_mark.column + 1 if error.problem_mark else 1
         kind, remedy = "yaml", _remedy_of(error.problem or "", text.splitlines()[line - 1 : line])
-        # DeepSpeed's settings and Kubernetes' manifests may be JSON, which YAML includes.
+        # DeepSpeed's settings and manifests of pods may be JSON, which YAML includes.
         if source.endswith(".json"):
             kind, remedy = "JSON", "check quotes, commas and brackets"
         fault = Fault(f"{source}:{line}:{column}", f"not valid {kind}: {error.problem}", remedy)

@@ -68,7 +68,7 @@ class Settings:
     cluster: str = setting("cluster.yaml")
     """The inventory (`--cluster`)."""
     kind: str = setting("cpu")
-    """Kind of the devices in a hostfile or a Slurm allocation: cpu, cuda or npu."""
+    """Kind of the devices in a hostfile or an allocation: cpu, cuda or npu."""
     runs: str = setting("runs")
     """Folder of the runs."""
     fanout: int = setting(32, least=1, most=100_000)

@@ -485,6 +485,29 @@ def test_the_command_line_and_the_python_api_leave_the_order_of_steps_to_the_cli
     assert found == STILL_ORDERS
 
 
+# Names of backends, the folder that may have them, and in how many other modules they are: these numbers only fall.
+BACKENDS = {
+    "slurm": ("slurm", 19),
+    "kubernetes|modelarts": ("pods", 15),
+    r"Grid Engine|\bsge\b|\bqsub\b": ("sge", 7),
+    r"\bpbs\b": ("pbs", 4),
+    r"\blsf\b|\bbsub\b": ("lsf", 4),
+}
+
+
+@pytest.mark.parametrize("pattern", BACKENDS)
+def test_few_modules_know_the_names_of_backends(pattern: str) -> None:
+    home, most = BACKENDS[pattern]
+    found = [
+        named(path)
+        for path in sources("clusterctl")
+        if re.search(pattern, path.read_text(encoding="utf-8"), re.IGNORECASE)
+        and not named(path).startswith(f"clusterctl/backends/{home}/")
+    ]
+    remedy = "put it into `KNOWN` or behind the interface, or lower the number"
+    assert len(found) == most, f"{len(found)} modules outside of backends/{home}; {remedy}: {found}"
+
+
 def test_only_the_cli_draws_or_prints() -> None:
     found = []
     for path in sources("clusterctl"):

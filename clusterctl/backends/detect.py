@@ -307,9 +307,9 @@ class _Reader:
         return tuple(re.sub(r"\A([^:]+):[0-9]+\Z", r"\1", peer) for peer in peers)
 
     def _slurm_nodes(self) -> tuple[str, ...]:
-        from clusterctl.hostfile import slurm
+        from clusterctl.hostfile import node_lists
 
-        entries, faults = slurm.from_variables(dict(self.seen.variables))
+        entries, faults = node_lists.from_variables(dict(self.seen.variables))
         self._text(self.platform.peers)
         if faults:
             raise InputFaults(faults)

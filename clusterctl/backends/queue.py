@@ -84,7 +84,7 @@ class Queue(Backend):
 
     def with_options(self, job: Job, options: QueueOptions) -> Job:
         """Return the job with another part."""
-        changed: dict[str, Any] = {self.name: options}
+        changed: Any = {self.name: options}
         return replace(job, **changed)
 
     @abstractmethod

@@ -106,7 +106,7 @@ class StepTransport:
         step = self._step_for(node)
         found = step.take(node)
         if isinstance(found, str) and len(step.nodes) > 1 and dial.NO_WAY not in found:
-            # If one node is down, Slurm refuses the step for all nodes.
+            # If one node is down, the batch system refuses the step for all nodes.
             step = self._own_step(node)
             found = step.take(node)
         if isinstance(found, _SocketPipe):

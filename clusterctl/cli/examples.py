@@ -231,9 +231,7 @@ EXAMPLES = {
         clusterctl launch job.yaml --sweep train.optimizer.lr=1e-4,3e-4
         clusterctl launch -n node[1-2] -- python train.py --lr 1e-4
     """,
-    "submit": """
-        clusterctl submit slurm job.yaml
-    """,
+    "submit": "\n".join(f"clusterctl submit {name} job.yaml" for name in QUEUES),
     **{
         f"submit {name}": f"""
         clusterctl submit {name} job.yaml

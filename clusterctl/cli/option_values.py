@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from clusterctl.hostfile.formats import TARGETS
 from clusterctl.wire.requests import KINDS, MATRICES, READ_FORMATS, SPLITS, TYPES, WRITTEN_FORMATS
 
-HOSTFILES = ("deepspeed", "openmpi", "mpich", "slurm", "torchrun", "cluster")
 SORTS = ("given", "address", "name", "inventory")
 HARDWARE = ("910a", "a2", "a3", "a5")
 
@@ -17,7 +17,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--relay": ("auto", "on", "off", "plain"),
     "--env-style": ("torchrun", "mindspore", "mpi"),
     "--mode": ("auto", "namespaces", "loopback", "embedded"),
-    "--format": HOSTFILES,
+    "--format": TARGETS,
     "--for": HARDWARE,
     "--sort": SORTS,
     "--dtype": TYPES,
@@ -27,9 +27,9 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--task": ("ppl", "lambada", "wikitext", "copa", "choice"),
     "--split": SPLITS,
     "submit k8s --kind": ("job", "jobset", "trainjob", "vcjob", "acjob"),
-    "hostfile convert --to": HOSTFILES,
-    "hostfile check --for": HOSTFILES,
-    "ranktable convert --to": ("1.0", "1.2", "2.0", "plan", *HOSTFILES),
+    "hostfile convert --to": TARGETS,
+    "hostfile check --for": TARGETS,
+    "ranktable convert --to": ("1.0", "1.2", "2.0", "plan", *TARGETS),
     "ranktable show --by": ("rank", "server"),
     "ranktable diff --by": ("rank", "node"),
     "checkpoint export --to": WRITTEN_FORMATS,

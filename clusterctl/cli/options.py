@@ -33,7 +33,7 @@ ClusterFile = Annotated[
         "-c",
         metavar="FILE",
         help="The inventory: a cluster.yaml, hostfile, Slurm node list or rank table. Default: "
-        "$CLUSTERCTL_CLUSTER, else ./cluster.yaml, else the Slurm allocation or the pods of this job.",
+        "$CLUSTERCTL_CLUSTER, else ./cluster.yaml, else the allocation or the pods of this job.",
     ),
 ]
 
@@ -310,7 +310,7 @@ def _with_kind(cluster: Cluster, kind: str, of_settings: str) -> Cluster:
         cluster = replace(cluster, nodes=tuple(_of_kind(node, kind) for node in cluster.nodes))
     if kind_option.chosen() and tells and any(node.kind != kind for node in cluster.nodes):
         raise UsageError(f"--kind {kind}: {file} has the kind of its nodes", "edit the file, or leave it out")
-    # Slurm reports the kind of the devices that it has allocated to a job.
+    # A batch system reports the kind of the devices that it has allocated to a job.
     tells = tells or all(node.allocation and node.kind != Settings.kind for node in cluster.nodes)
     guessed = not tells and kind_option.chosen() is None and of_settings == Settings.kind
     return replace(cluster, assumed=True) if guessed else cluster

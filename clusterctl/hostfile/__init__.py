@@ -1,1 +1,1 @@
-"""Other files that name nodes: hostfiles and Slurm node lists, read strictly and written again."""
+"""Other files that name nodes: hostfiles and node lists, read strictly and written again."""

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
-from clusterctl.hostfile import detect, formats, slurm
+from clusterctl.hostfile import detect, formats, node_lists
 from clusterctl.hostfile.detect import Source
 from clusterctl.hostfile.filter import Slots, chosen
-from clusterctl.hostfile.formats import Entry
+from clusterctl.hostfile.formats import NODE_LISTS, TARGETS, Entry
 from clusterctl.hostfile.init import cluster_text as cluster_text
 from clusterctl.inventory.cluster import MAX_DEVICES, Cluster, Node
 
-TARGETS = (*formats.FORMATS, "slurm", "torchrun", "cluster")
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
 # The default port of torchrun.
 MASTER_PORT = 29500
@@ -137,7 +136,7 @@ def _entry_losses(source: Source, number: int, key: str, target: str) -> Iterato
 
 def _reach_lost(source: Source, number: int, target: str) -> Iterator[tuple[str, str]]:
     entry = source.entries[number]
-    if entry.user and target in ("deepspeed", "slurm"):
+    if entry.user and target in ("deepspeed", NODE_LISTS):
         yield f"the user {entry.user}", "write it to ~/.ssh/config"
     if source.cluster is None or target in ("cluster", "torchrun"):
         return
@@ -156,7 +155,7 @@ def _lost(source: Source, number: int, target: str) -> Iterator[tuple[str, str, 
         yield f"which devices: {','.join(map(str, entry.devices))}", "it uses the first ones", True
     if source.cluster is not None and target == "cluster" and (entry.slots or 0) > MAX_DEVICES:
         yield f"{entry.slots} ranks of one node", f"a node has at most {MAX_DEVICES} devices", False
-    if ":" in entry.address and target in ("mpich", "slurm"):
+    if ":" in entry.address and target in ("mpich", NODE_LISTS):
         yield (
             f"the address {entry.address}",
             "it would split the address at the colons; give the node a name",
@@ -204,9 +203,9 @@ def render(
     _refuse([loss for loss in losses(source, target) if not (reached and loss.reach)], lossy)
     if target == "cluster":
         return cluster_text(detect.cluster_of(source, kind))
-    if target == "slurm":
-        text = slurm.render(source.entries)
-        faults = slurm.inspect_text(text, "the list")[1]
+    if target == NODE_LISTS:
+        text = node_lists.render(source.entries)
+        faults = node_lists.inspect_text(text, "the list")[1]
         if faults:
             raise InputFaults(faults)
         return text

@@ -1,18 +1,18 @@
-"""Read any file that lists nodes: cluster.yaml, a hostfile, a Slurm list or a rank table.
+"""Read any file that lists nodes: cluster.yaml, a hostfile, a node list or a rank table.
 
-All of them become a Cluster, so that each can be used as an inventory. A Slurm allocation needs no file.
+All of them become a Cluster, so that each can be used as an inventory.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import Fault, InputFaults
-from clusterctl.hostfile import formats, slurm
+from clusterctl.hostfile import formats, node_lists
 from clusterctl.hostfile.formats import Entry
 from clusterctl.inventory import cluster as inventory_cluster
 from clusterctl.inventory import nodeset
@@ -34,7 +34,7 @@ class Source:
 
     path: str
     dialect: str
-    """cluster, ranktable, slurm, deepspeed, openmpi, mpich, or names for names alone."""
+    """cluster, ranktable, `formats.NODE_LISTS`, deepspeed, openmpi, mpich, or names for names alone."""
     entries: tuple[Entry, ...] = ()
     faults: tuple[Fault, ...] = ()
     cluster: Cluster | None = None
@@ -58,9 +58,9 @@ def read(path: Path) -> Source:
     text, faults = formats.read_text(path)
     if faults:
         return Source(str(path), "names", faults=tuple(faults))
-    if slurm.looks_like(text):
-        entries, faults = slurm.inspect_text(text, str(path))
-        return Source(str(path), "slurm", tuple(entries), tuple(faults))
+    if node_lists.looks_like(text):
+        entries, faults = node_lists.inspect_text(text, str(path))
+        return Source(str(path), formats.NODE_LISTS, tuple(entries), tuple(faults))
     entries, faults = formats.inspect_text(text, str(path))
     return Source(str(path), formats.dialect(entries), tuple(entries), tuple(faults))
 
@@ -80,14 +80,6 @@ def cluster_of(source: Source, kind: str = "cpu") -> Cluster:
     if source.cluster is not None:
         return source.cluster
     return from_entries(source.entries, source.path, kind)
-
-
-def from_slurm(variables: Mapping[str, str], kind: str = "cpu") -> Cluster:
-    """Return the nodes of the Slurm allocation of this process."""
-    entries, faults = slurm.from_variables(variables)
-    if faults:
-        raise InputFaults(faults)
-    return from_entries(entries, "the Slurm allocation", kind)
 
 
 def from_entries(entries: Iterable[Entry], source: str, kind: str = "cpu") -> Cluster:

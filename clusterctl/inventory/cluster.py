@@ -113,7 +113,7 @@ class Node:
     disk: str | None = setting(None, pattern=SIZE, noun="a size", example="as in 500GB, 2TB or 1.5TiB")
     """Space for checkpoints, such as 500GB: `plan` refuses a training that needs more. Default: no limit."""
     allocation: str = own("")
-    """The Slurm job that holds this node, which is then reached by srun, not by SSH. An allocation sets it."""
+    """The batch system and the number of its job that holds this node, as in `name:17`. An allocation sets it."""
     unnamed: tuple[str, ...] = own((), compare=False)
     """Those of `kind` and `devices` that the inventory does not name."""
 

@@ -238,6 +238,11 @@ class Job(Checked):
         return self.setup is not None and bool(self.setup.run) and bool(self.work_on(""))
 
     @property
+    def has_image(self) -> bool:
+        """Return whether the ranks run in an image, which may have the program's files."""
+        return bool(self.container or self.kubernetes or self.modelarts)
+
+    @property
     def in_image(self) -> bool:
         """Return whether `code` is a folder of the image of the pods."""
         return self.kubernetes is not None and self.kubernetes.code == "image"

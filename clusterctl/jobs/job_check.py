@@ -217,7 +217,7 @@ def _command_problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
         for problem in fill.problems(job.command, job.code, shape)
     )
     # Without a folder to push, an image may have the script.
-    images = job.container or job.kubernetes or job.modelarts or any(node.container for node in cluster.nodes)
+    images = job.has_image or any(node.container for node in cluster.nodes)
     missing = missing_script(job.command, job.code) if job.code or not images else None
     if missing:
         found[missing] = None

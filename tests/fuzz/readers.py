@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.document import parse_document
 from clusterctl.errors import ClusterctlError, InputFaults
-from clusterctl.hostfile import detect, formats, slurm
+from clusterctl.hostfile import detect, formats, node_lists
 from clusterctl.hostfile import filter as hostfile_filter
 from clusterctl.inventory import cluster as inventory_cluster
 from clusterctl.inventory import nodeset
@@ -45,7 +45,7 @@ def is_written_alike(table: Any) -> bool:
 def host_file(data: bytes) -> bool:
     """Read a hostfile with every reader: entries must have valid names and be unchanged after writing and reading."""
     text, read = text_of(data), False
-    for inspect in (formats.inspect_text, slurm.inspect_text):
+    for inspect in (formats.inspect_text, node_lists.inspect_text):
         entries, faults = inspect(text, "hosts")
         assert entries or faults, "neither nodes nor faults"
         for fault in faults:
@@ -72,7 +72,7 @@ def _host_round_trip(entries: list[formats.Entry], text: str) -> None:
     if len({entry.address for entry in bare}) == len(bare) and not any(
         "%" in entry.address for entry in bare
     ):
-        again, faults = slurm.inspect_text(slurm.render(bare), "hosts")
+        again, faults = node_lists.inspect_text(node_lists.render(bare), "hosts")
         assert not faults, faults
         assert [entry.address for entry in again] == [entry.address for entry in bare]
     with contextlib.suppress(ClusterctlError):

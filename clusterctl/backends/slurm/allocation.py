@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from clusterctl.backends.slurm import programs
-from clusterctl.errors import UsageError
-from clusterctl.hostfile import detect
-from clusterctl.hostfile import slurm as node_lists
+from clusterctl.errors import InputFaults, UsageError
+from clusterctl.hostfile import detect, node_lists
 from clusterctl.inventory.cluster import MAX_DEVICES, Cluster, Node
 
 JOB = "SLURM_JOB_ID"
@@ -29,7 +28,10 @@ def named(variables: Mapping[str, str], kind: str) -> Cluster:
 
     The nodes are reached by srun. Without the id of a job there is only a list of names, which SSH must know.
     """
-    plain = detect.from_slurm(variables, kind)
+    entries, faults = node_lists.from_variables(variables)
+    if faults:
+        raise InputFaults(faults)
+    plain = detect.from_entries(entries, "the Slurm allocation", kind)
     job = variables.get(JOB, "")
     if not job.isdecimal() or not programs.is_installed():
         return plain

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options
+from clusterctl.hostfile.formats import FILES
 
 if TYPE_CHECKING:
     from clusterctl.hostfile.detect import Source as NodeSource
@@ -31,7 +32,7 @@ Hostfile = Annotated[
     typer.Option(
         "--hostfile",
         metavar="FILE",
-        help="Take the nodes from a hostfile, Slurm node list, rank table or cluster.yaml; slots become devices.",
+        help=f"Take the nodes from a {FILES}; slots become devices.",
     ),
 ]
 # Without the name --hostfile that other commands have for it.

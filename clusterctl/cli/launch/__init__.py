@@ -1,1 +1,1 @@
-"""Commands that start a job and follow it: over SSH, on Slurm and on Kubernetes."""
+"""Commands that start a job and follow it: over SSH, in a batch system and in pods."""

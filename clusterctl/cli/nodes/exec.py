@@ -252,7 +252,7 @@ def _execute(
     body = _input(chosen.names) if how.stdin else _password(chosen) if how.sudo else None
     fanout = len(chosen.nodes) if body is not None and body.together else how.fanout or connections.fanout
     with ShellSession(connections.transport) as once:
-        # One step of Slurm starts the agents of all nodes; a command without an agent would need a step for each.
+        # One step of an allocation starts the agents of all nodes; a command without an agent would need one for each.
         by_agents = connections.kept or any(node.allocation for node in chosen.nodes)
         light = None if by_agents else once
         everywhere = Everywhere(command, chosen.nodes, connections, light, body)

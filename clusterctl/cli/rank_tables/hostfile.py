@@ -19,7 +19,7 @@ from clusterctl.cli.options import (
     require_kind,
     with_devices,
 )
-from clusterctl.hostfile.formats import MAX_SLOTS
+from clusterctl.hostfile.formats import FILES, MAX_SLOTS, NAMES
 
 if TYPE_CHECKING:
     from clusterctl.hostfile.convert import Loss
@@ -31,7 +31,7 @@ Output = Annotated[
 ]
 AnyFile = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="A hostfile, Slurm node list, cluster.yaml or rank table."),
+    typer.Argument(metavar="FILE", help=f"A {FILES}."),
 ]
 
 
@@ -42,7 +42,7 @@ def _require_format(target: str) -> None:
 
 
 OfFormat, OfKind = checked_by(_require_format), checked_by(require_kind)
-FORMATS = "Format: deepspeed, openmpi, mpich, slurm, torchrun or cluster."
+FORMATS = f"Format: {NAMES}."
 MASTER_PORT = 29500
 MasterPort = Annotated[int, typer.Option(min=1, max=65535, metavar="PORT", help="Master port for torchrun.")]
 Lossy = Annotated[

@@ -22,6 +22,7 @@ from clusterctl.cli.options import (
     has_inventory,
     one_of,
 )
+from clusterctl.hostfile.formats import NAMES
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
@@ -217,8 +218,7 @@ def convert(
         str | None,
         typer.Option(
             metavar="FORMAT",
-            help="Format: 1.0, 1.2, plan, deepspeed, openmpi, mpich, slurm, torchrun or cluster. "
-            "Default: the version that HCCL reads.",
+            help=f"Format: 1.0, 1.2, plan, {NAMES}. Default: the version that HCCL reads.",
         ),
     ] = None,
     facts: Annotated[

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connections
 
 
-# Seconds between two checks of a submitted run's state, and between two requests to Slurm.
+# Seconds between two checks of a submitted run's state, and between two requests to its backend.
 LOOK, ASK_QUEUE = 0.05, 2.0
 
 
@@ -151,7 +151,7 @@ def tail(
         return
     if follow and not found.phase().is_final:
         with options.connected_to(found) as connections, _watched(found, connections) as watch:
-            # The run may have ended while this command connected; Slurm has then taken its nodes away.
+            # The run may have ended while this command connected; its backend has then taken its nodes away.
             if not found.phase().is_final:
                 read = _tail(found, wanted, lines, span, printer, goes_on=True)
                 _show_on(found, watch, read, wanted, printer, connections)

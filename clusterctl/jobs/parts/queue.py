@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from clusterctl.wire.fields import Checked, Problem, setting
 
-# As Slurm writes times: minutes, minutes:seconds, hours:minutes:seconds, and days-hours with any of them.
+# Minutes, minutes:seconds, hours:minutes:seconds, and days-hours with any of them.
 TIME = re.compile(r"[0-9]+|[0-9]+:[0-9]{1,2}|[0-9]+:[0-9]{1,2}:[0-9]{1,2}|[0-9]+-[0-9]+(?::[0-9]{1,2}){0,2}")
 # A word of a line of a batch file: no space and no line break can begin another option.
 WORD = re.compile(r"[^\s#'\"\\]+")
@@ -72,7 +72,7 @@ def extra_problems(
 
 
 def minutes_of(time: str) -> float:
-    """Return the minutes of a time as Slurm writes it."""
+    """Return the minutes of a time."""
     days, dash, clock = time.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
     if dash:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clusterctl.errors import UsageError
 from clusterctl.hostfile.formats import Entry
-from clusterctl.hostfile.slurm import (
+from clusterctl.hostfile.node_lists import (
     expand,
     fold,
     from_variables,
