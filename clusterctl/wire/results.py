@@ -41,11 +41,13 @@ class Difference:
     numbers: int = 0
     different: int = 0
     largest: float = 0.0
-    """The largest absolute difference; infinite if a number is finite in only one of the two."""
+    """The largest absolute difference; of the finite ones, as for the sums: JSON has no infinite numbers."""
     squares: float = 0.0
     """The sum of the squares of the differences."""
     squares_of_first: float = 0.0
     """The sum of the squares of the first checkpoint's numbers."""
+    infinite: int = 0
+    """How many differences are infinite: one of the two numbers is infinite or no number."""
 
     def plus(self, other: Difference) -> Difference:
         """Return the difference over the numbers of both."""
@@ -55,20 +57,26 @@ class Difference:
             max(self.largest, other.largest),
             self.squares + other.squares,
             self.squares_of_first + other.squares_of_first,
+            self.infinite + other.infinite,
         )
+
+    @property
+    def gap(self) -> float:
+        """Return the largest absolute difference, of all of them."""
+        return math.inf if self.infinite else self.largest
 
     @property
     def relative(self) -> float:
         """Return the norm of the difference divided by the norm of the first checkpoint's tensor."""
-        if not self.squares:
-            return 0.0
+        if self.infinite or not self.squares:
+            return math.inf if self.infinite else 0.0
         return math.sqrt(self.squares / self.squares_of_first) if self.squares_of_first else math.inf
 
     def as_json(self) -> dict[str, object]:
         return {
             "numbers": self.numbers,
             "different": self.different,
-            "largest": self.largest if math.isfinite(self.largest) else None,
+            "largest": None if self.infinite else self.largest,
             "relative": self.relative if math.isfinite(self.relative) else None,
         }
 

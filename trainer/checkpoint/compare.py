@@ -23,10 +23,16 @@ def _difference(first: Tensor, second: Tensor) -> Difference:
     differ = (first != second) & ~(first.isnan() & second.isnan())
     # The usual case of equal checkpoints needs no more arithmetic.
     count, squares = int(differ.sum()), float(first.double().square().sum())
+    if not math.isfinite(squares):
+        squares = float(first[first.isfinite()].double().square().sum())
     if not count:
         return Difference(first.numel(), squares_of_first=squares)
-    gap = (first.double() - second.double()).abs()[differ].nan_to_num(nan=torch.inf, posinf=torch.inf)
-    return Difference(first.numel(), count, float(gap.max()), float(gap.square().sum()), squares)
+    gap = (first.double() - second.double()).abs()[differ]
+    finite = gap[gap.isfinite()]
+    largest = float(finite.max()) if finite.numel() else 0.0
+    return Difference(
+        first.numel(), count, largest, float(finite.square().sum()), squares, count - finite.numel()
+    )
 
 
 def compare(first: Path, second: Path, pairs: Iterable[Sequence[str]]) -> dict[str, Difference]:

@@ -246,7 +246,7 @@ def diff(compared: Compared) -> list[RenderableType]:
         for key in different[:MOST_TENSORS]:
             one_tensor = compared.differences[key]
             share = f"{one_tensor.different:,} of {one_tensor.numbers:,}"
-            rows.append([key, share, f"{one_tensor.largest:.3g}", f"{one_tensor.relative:.3g}"])
+            rows.append([key, share, f"{one_tensor.gap:.3g}", f"{one_tensor.relative:.3g}"])
         right = ("NUMBERS", "LARGEST", "RELATIVE")
         parts.append(table(["TENSOR", "NUMBERS", "LARGEST", "RELATIVE"], rows, right=right))
     if len(different) > MOST_TENSORS:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
+from clusterctl.wire.results import Difference
+from clusterctl.wire.typed_json import decode, encode, parse
 from tests.support import checkpoints as made
 from trainer.checkpoint.compare import compare
 from trainer.errors import CheckpointError
@@ -51,22 +55,28 @@ def test_large_tensors_are_compared_in_blocks(tmp_path: Path, monkeypatch: pytes
     assert found["a.weight"].numbers == 72
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_number_that_is_not_finite_in_one_alone_differs_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
 ) -> None:
     plain = made.state_at
 
     def broken(step: int, rows: int = 12) -> dict[str, torch.Tensor]:
         state = plain(1, rows)
         if step == 2:
-            state["a.weight"][3, 3] = torch.nan
+            state["a.weight"][3, 3] = value
         return state
 
     monkeypatch.setattr(made, "state_at", broken)
     first, second = made.saved(tmp_path / "a", 1).path, made.saved(tmp_path / "b", 2).path
-    difference = compare(first, second, pairs(1, 1))["a.weight"]
-    assert (difference.different, difference.largest) == (1, torch.inf)
-    assert compare(second, second, pairs(1, 1))["a.weight"].different == 0
+    for one, other in ((first, second), (second, first)):
+        difference = compare(one, other, pairs(1, 1))["a.weight"]
+        # The launcher reads the trainer's answer as JSON.
+        read = decode(Difference, parse(json.dumps(encode(difference)).encode()))
+        assert (read.different, read.gap, read.relative) == (1, math.inf, math.inf)
+        assert read.as_json()["largest"] is None
+    same = compare(second, second, pairs(1, 1))["a.weight"]
+    assert same.different == 0 and math.isfinite(same.squares_of_first)
 
 
 def test_damage_is_found_while_comparing(tmp_path: Path) -> None:
