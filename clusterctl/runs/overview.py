@@ -184,8 +184,10 @@ def _node_view(name: str, state: RunState, record: RunRecord) -> NodeView:
     states = Counter(state_of_rank(rank) for rank in ranks)
     missing = len(record.ranks.get(name, ())) - len(ranks)
     if missing > 0:
-        # A living supervisor that reports a failure has recorded each rank that it started.
-        states["not started" if state.nodes[name] is Phase.FAILED else "unknown"] += missing
+        # A living supervisor that reports a failure has recorded each rank that it started. What the controller records
+        # at a start, which is all that a login node can read, has no ranks yet.
+        bare = not ranks and state.nodes[name] is Phase.RUNNING
+        states["not started" if state.nodes[name] is Phase.FAILED else "running" if bare else "unknown"] += missing
     beating = [rank for rank in ranks if rank.step is not None]
     behind = min(beating, key=lambda rank: (rank.step or 0, -(rank.step_age or 0.0)), default=None)
     stuck = state.unresponsive.get(name)

@@ -158,6 +158,8 @@ def test_a_running_job_is_stopped_by_its_controller(
     batch_system(f"command: [sleep, '300']\ngrace: 2\n{name}: {{}}\n")
     run = command_line("submit", name, "job.yaml")[1].strip()
     wait(command_line, run, "running")
+    nodes = status(command_line, run)["overview"]["nodes"]
+    assert [node["ranks"] for node in nodes] == [{"running": 1}]
     code, _, err = command_line("stop", run)
     assert code == 0 and "has ended it" in err, err
     assert status(command_line, run)["phase"] == "stopped"
