@@ -187,7 +187,9 @@ def _node_view(name: str, state: RunState, record: RunRecord) -> NodeView:
         # A living supervisor that reports a failure has recorded each rank that it started. What the controller records
         # at a start, which is all that a login node can read, has no ranks yet.
         bare = not ranks and state.nodes[name] is Phase.RUNNING
-        states["not started" if state.nodes[name] is Phase.FAILED else "running" if bare else "unknown"] += missing
+        states["not started" if state.nodes[name] is Phase.FAILED else "running" if bare else "unknown"] += (
+            missing
+        )
     beating = [rank for rank in ranks if rank.step is not None]
     behind = min(beating, key=lambda rank: (rank.step or 0, -(rank.step_age or 0.0)), default=None)
     stuck = state.unresponsive.get(name)
