@@ -15,6 +15,7 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.backends.backend import Ending, job_of
@@ -148,6 +149,19 @@ class HostsQueue(Queue):
             answer = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
             raise WorkFailed(f"{words[0]}: {answer}")
         return done.stdout
+
+
+def lines_of(variable: str, file: str) -> list[str]:
+    """Return the lines of a file that a variable of the job names; raise a UsageError if it cannot be read."""
+    try:
+        return Path(file).read_text(encoding="utf-8").splitlines()
+    except OSError as problem:
+        raise UsageError(f"${variable}: {file}: {problem.strerror}") from None
+
+
+def chosen(*options: tuple[str, str]) -> list[str]:
+    """Return the options with a value, one per line."""
+    return [f"{option} {value}" for option, value in options if value]
 
 
 def seconds(time_limit: str) -> int:

@@ -95,9 +95,12 @@ class Queue(Backend):
     def header(self, name: str, options: Any, log: str) -> list[str]:
         """Return the lines of a batch file that say what to ask for; `log` receives its output."""
 
-    @abstractmethod
     def test(self, batch_file: str) -> str:
-        """Return when and where a job could start, or ""; raise a UsageError if it never could. It is not submitted."""
+        """Return when and where a job could start; raise a UsageError if it never could. It is not submitted.
+
+        Return "" if the batch system checks a job only when it is submitted.
+        """
+        return ""
 
     @abstractmethod
     def submit(self, batch_file: str) -> int:

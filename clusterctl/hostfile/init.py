@@ -5,7 +5,6 @@ Write a Cluster as the text of a cluster.yaml: in a short form, or with comments
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 from collections import Counter
@@ -18,7 +17,7 @@ from clusterctl.hostfile import detect
 from clusterctl.hostfile.detect import Source
 from clusterctl.inventory import cluster as inventory_cluster
 from clusterctl.inventory import nodeset
-from clusterctl.inventory.addresses import address_fault
+from clusterctl.inventory.addresses import address_fault, is_ip
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.text import escape_controls
 
@@ -114,18 +113,8 @@ def _named(cluster: Cluster) -> Cluster:
     free = (name for number in range(1, len(taken) * 2 + 1) if (name := f"node{number}") not in taken)
     return replace(
         cluster,
-        nodes=tuple(
-            replace(node, name=next(free)) if _is_address(node.name) else node for node in cluster.nodes
-        ),
+        nodes=tuple(replace(node, name=next(free)) if is_ip(node.name) else node for node in cluster.nodes),
     )
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 _PLAIN = re.compile(r"[A-Za-z~/][A-Za-z0-9._/~-]*\Z|[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+\Z")

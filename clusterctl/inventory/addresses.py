@@ -37,6 +37,11 @@ def address_fault(host: str) -> str:
     return ""
 
 
+def is_ip(text: str) -> bool:
+    """Return whether a text is an IP address."""
+    return _address(text) is not None
+
+
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(host)

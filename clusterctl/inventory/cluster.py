@@ -35,7 +35,8 @@ SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) ?(?P<unit>[MGT]i?B)", re.IGNOR
 UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2.0**20, "GIB": 2.0**30, "TIB": 2.0**40}
 
 
-def _device_ids(value: object) -> tuple[int, ...]:
+def read_devices(value: object) -> tuple[int, ...]:
+    """Return the devices of an entry of a file; raise ValueError with the remedy."""
     try:
         return parse_devices(value)
     except UsageError as error:
@@ -88,7 +89,7 @@ class Node:
         example="as in /scratch/x or ~/x",
     )
     """Folder on the node for code, data and runs."""
-    devices: tuple[int, ...] = setting((), read=_device_ids)
+    devices: tuple[int, ...] = setting((), read=read_devices)
     """Device ids: a number (8), a half-open range ("[0,8)") or a list. Default: the node is asked; for `cpu` one."""
     kind: str = setting("cpu", choices=KINDS, example="cpu, cuda (NVIDIA GPUs) or npu (Ascend)")
     """Kind of the devices: cpu, cuda (NVIDIA GPUs) or npu (Ascend). Default: cpu, or with no `devices` the node's."""

@@ -14,7 +14,7 @@ from clusterctl.inventory.cluster import (
     Cluster,
     Node,
     named_devices,
-    parse_devices,
+    read_devices,
 )
 from clusterctl.inventory.container import ContainerOptions
 from clusterctl.inventory.setup import PLACE, TEXTS, Setup, take_setup
@@ -81,13 +81,6 @@ def words_of(value: object) -> tuple[str, ...]:
     return tuple("true" if word is True else "false" if word is False else str(word) for word in value)
 
 
-def _devices(value: object) -> tuple[int, ...]:
-    try:
-        return parse_devices(value)
-    except UsageError as error:
-        raise ValueError(error.message, error.hint) from None
-
-
 def _mapping(value: object) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ValueError(f"must be a mapping, not {shown(value)}", "as in {key: value}")
@@ -129,7 +122,7 @@ class Job(Checked):
     """The configuration of the embedded trainer."""
     nodes: str | None = setting(None)
     """Node set of the run: node[1-4], @group. Default: all nodes."""
-    devices: tuple[int, ...] | None = setting(None, read=_devices, form=DEVICES)
+    devices: tuple[int, ...] | None = setting(None, read=read_devices, form=DEVICES)
     """Devices to use on each node, in the order of the ranks, for example [0,4). Each device gets one rank."""
     device_ids: str = setting("visible", choices=("visible", "physical"))
     """DEVICE_ID on NPUs. visible: index in ASCEND_RT_VISIBLE_DEVICES. physical: physical id, without that list."""

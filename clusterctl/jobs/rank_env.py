@@ -7,11 +7,11 @@ list is not set, and both are the physical id: for programs that open devices by
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import posixpath
 from dataclasses import dataclass
 
+from clusterctl.inventory.addresses import is_ip
 from clusterctl.inventory.cluster import Node
 from clusterctl.jobs.facts import Facts
 from clusterctl.jobs.job import Job
@@ -223,16 +223,8 @@ def _devices(place: NodePlace, local_rank: int, job: Job, facts: Facts) -> dict[
     if job.device_ids == "visible":
         env[contract.ASCEND_VISIBLE] = visible
     # HCCL_IF_IP must be an IP address; without it, HCCL uses the interface.
-    return env | ({contract.HCCL_IF_IP: node.address} if _is_address(node.address) else {})
+    return env | ({contract.HCCL_IF_IP: node.address} if is_ip(node.address) else {})
 
 
 def _device_id(place: NodePlace, local_rank: int, job: Job) -> int:
     return local_rank if job.device_ids == "visible" else place.devices[local_rank]
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return False
-    return True

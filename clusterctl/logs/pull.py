@@ -19,7 +19,7 @@ from clusterctl.agent.holes import read
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.logs.lines import dropped
-from clusterctl.logs.store import LogKeeper, kept_files
+from clusterctl.logs.store import RANK_LOG, LogKeeper, kept_files
 from clusterctl.logs.times import index_of
 from clusterctl.wire import contract
 
@@ -37,7 +37,6 @@ ASK_LIMIT = 20.0
 SYSTEM_LOGS = ("messages", "syslog")
 COMMANDS = ((("dmesg",), "dmesg"), (("npu-smi", "info"), "environment_check/npu_info_after.txt"))
 PLOG = re.compile(r"(?:plog|device)-(\d+)_\d+[\w.-]*\.log[\w.-]*")
-RANK_LOG = re.compile(r"rank-(\d{1,9})\.(out|err)")
 
 
 @dataclass(frozen=True)

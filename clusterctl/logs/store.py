@@ -27,6 +27,7 @@ from clusterctl.logs.times import Span, entries_of
 # Bytes that are read of a file in one piece.
 READ = 1 << 18
 ALWAYS = Span()
+RANK_LOG = re.compile(r"rank-(\d{1,9})\.(out|err)")
 # Bytes that a copy grows between two checks of its size.
 TRIMMED = 1 << 24
 # Bytes that are held of all files together, and at least of each.
@@ -137,7 +138,7 @@ def kept_files(run: RunDir, attempt: int = 1) -> list[KeptFile]:
     """Return the log files that are here, in rank order."""
     result = []
     for path in run.logs(attempt).glob("*/rank-*.*"):
-        match = re.fullmatch(r"rank-(\d+)\.(out|err)", path.name)
+        match = RANK_LOG.fullmatch(path.name)
         if match:
             result.append(KeptFile(path.parent.name, int(match[1]), match[2], path))
     return sorted(result, key=lambda entry: (entry.rank, entry.stream == "err"))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.provision.install import MARK
+from clusterctl.transfer.unchanged import at_home
 from clusterctl.transport.fanout import Outcome, on_each
 from clusterctl.transport.shell import ShellSession
 from clusterctl.wire.typed_json import BadValue, decode, parse
@@ -75,8 +75,3 @@ def complete_on(
 def _keep(parts: list[bytes], stream: str, data: bytes) -> None:
     if stream == "stdout":
         parts.append(data)
-
-
-def at_home(path: str) -> str:
-    """Return a path for /bin/sh; `~/` is the home folder of the login."""
-    return '"$HOME"/' + shlex.quote(path[2:]) if path.startswith("~/") else shlex.quote(path)

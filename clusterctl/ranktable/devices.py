@@ -8,7 +8,6 @@ run than the user wanted.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import WorkFailed
+from clusterctl.inventory.addresses import is_ip
 from clusterctl.ranktable.table import DeviceAddress
 
 if TYPE_CHECKING:
@@ -233,22 +233,13 @@ def _from_conf(connection: Connection, node: Node) -> dict[int, str]:
 def parse_address(text: str) -> str | None:
     """Return the address in `ipaddr:192.168.10.1` or `ipv6_address:2001:db8::1`, or None."""
     match = re.search(r"^\s*(?:ipaddr|ipv6_address)\s*:\s*(\S+)\s*$", text, re.MULTILINE)
-    return _valid(match[1]) if match else None
+    return match[1] if match and is_ip(match[1]) else None
 
 
 def parse_conf(text: str) -> dict[int, str]:
     """Return the addresses in the `address_N=` lines of hccn.conf, by device."""
     found: dict[int, str] = {}
     for match in re.finditer(r"^\s*(?:address|ipv6address)_([0-9]{1,3})\s*=\s*(\S+)\s*$", text, re.MULTILINE):
-        address = _valid(match[2])
-        if address is not None:
-            found.setdefault(int(match[1]), address)
+        if is_ip(match[2]):
+            found.setdefault(int(match[1]), match[2])
     return found
-
-
-def _valid(text: str) -> str | None:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return None
-    return text

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from clusterctl.backends.hosts import HostsQueue, job_name, seconds
+from clusterctl.backends.hosts import HostsQueue, chosen, job_name, seconds
 from clusterctl.backends.queue import Entry
 from clusterctl.backends.steps import Starter
 from clusterctl.environment import environment
@@ -63,13 +63,8 @@ class Lsf(HostsQueue):
         lines.append("-r" if options.requeue else "-rn")
         if options.time:
             lines.append(f"-W {-(-seconds(options.time) // 60)}")
-        for option, value in (("-q", options.queue), ("-P", options.project), ("-R", options.resources)):
-            lines += [f"{option} {value}"] * bool(value)
+        lines += chosen(("-q", options.queue), ("-P", options.project), ("-R", options.resources))
         return [f"#BSUB {line}" for line in (*lines, *options.extra)]
-
-    def test(self, batch_file: str) -> str:
-        """LSF checks a job only when it is submitted."""
-        return ""
 
     def submit(self, batch_file: str) -> int:
         answer = self.ask("bsub", text=batch_file)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from clusterctl.backends.hosts import HostsQueue, clock, job_name
+from clusterctl.backends.hosts import HostsQueue, chosen, clock, job_name, lines_of
 from clusterctl.backends.queue import Entry
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.jobs.parts.hosts import PbsOptions
@@ -48,13 +47,8 @@ class Pbs(HostsQueue):
         lines += ["-l place=scatter", f"-r {'y' if options.requeue else 'n'}"]
         if options.time:
             lines.append(f"-l walltime={clock(options.time)}")
-        for option, value in (("-q", options.queue), ("-P", options.project)):
-            lines += [f"{option} {value}"] * bool(value)
+        lines += chosen(("-q", options.queue), ("-P", options.project))
         return [f"#PBS {line}" for line in (*lines, *options.extra)]
-
-    def test(self, batch_file: str) -> str:
-        """PBS checks a job only when it is submitted."""
-        return ""
 
     def submit(self, batch_file: str) -> int:
         return int(self.ask("qsub", text=batch_file).strip().partition(".")[0])
@@ -79,11 +73,8 @@ class Pbs(HostsQueue):
         return variables.get("PBS_JOBID", "").partition(".")[0]
 
     def hosts(self, variables: Mapping[str, str]) -> list[str]:
-        file = variables["PBS_NODEFILE"]
-        try:
-            return list(dict.fromkeys(Path(file).read_text(encoding="utf-8").split()))
-        except OSError as problem:
-            raise UsageError(f"$PBS_NODEFILE: {file}: {problem.strerror}") from None
+        lines = lines_of("PBS_NODEFILE", variables["PBS_NODEFILE"])
+        return list(dict.fromkeys(host for line in lines for host in line.split()))
 
 
 def _entry(facts: Mapping[str, object]) -> Entry:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from xml.etree import ElementTree
 
-from clusterctl.backends.hosts import HostsQueue, job_name, seconds
+from clusterctl.backends.hosts import HostsQueue, chosen, job_name, lines_of, seconds
 from clusterctl.backends.queue import Entry
 from clusterctl.backends.steps import Starter
 from clusterctl.environment import environment
@@ -79,8 +78,7 @@ class Sge(HostsQueue):
             lines.append(f"-pe {options.pe} {options.nodes * options.slots}")
         if options.time:
             lines.append(f"-l h_rt={seconds(options.time)}")
-        for option, value in (("-q", options.queue), ("-P", options.project), ("-l", options.resources)):
-            lines += [f"{option} {value}"] * bool(value)
+        lines += chosen(("-q", options.queue), ("-P", options.project), ("-l", options.resources))
         return [f"#$ {line}" for line in (*lines, *options.extra)]
 
     def test(self, batch_file: str) -> str:
@@ -133,11 +131,8 @@ class Sge(HostsQueue):
         file = variables.get("PE_HOSTFILE", "")
         if not file:
             return [variables.get("HOSTNAME", "localhost")]
-        try:
-            lines = Path(file).read_text(encoding="utf-8").splitlines()
-        except OSError as problem:
-            raise UsageError(f"$PE_HOSTFILE: {file}: {problem.strerror}") from None
         # A host has a line for each of its queues.
+        lines = lines_of("PE_HOSTFILE", file)
         return list(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
 
 
