@@ -170,6 +170,69 @@ def half_as_wide(x: Tensor) -> Tensor:
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
 
 
+# ---- norms
+
+
+def norm_ops(register: Op, forward: Op, backward: Op) -> tuple[Op, Op]:
+    """Register layer norm and RMS norm, alone or with the addition before; return both ops.
+
+    An op returns the norm, the sum of x and the residual (empty without a residual), and one or two numbers of each row
+    for the backward pass, (numbers, rows). forward: writes these three, given them, the inputs, and whether it is a
+    layer norm. backward: returns the gradient of x, and in fp32 those of the weight and, if there is one, the bias.
+    """
+    return _norm_op(register, forward, backward, True), _norm_op(register, forward, backward, False)
+
+
+def _norm_op(register: Op, forward: Op, backward: Op, centre: bool) -> Op:
+    def shapes(x: Tensor, residual: Tensor | None, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+        rows = x.numel() // max(1, x.shape[-1])
+        total = x.new_empty(0) if residual is None else _like(x)
+        return _like(x), total, x.new_empty(2 if centre else 1, rows, dtype=torch.float32)
+
+    def compute(x: Tensor, residual: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+        made = shapes(x, residual)
+        forward(made, x, residual, *rest, centre)
+        return made
+
+    def gradient_shapes(
+        upstream: Tensor, of_total: Tensor | None, x: Tensor, *rest: Any
+    ) -> tuple[Tensor, Tensor]:
+        *_, learned, biased = rest
+        sums = (2 if biased else 1, x.shape[-1]) if learned else 0
+        return _like(x), x.new_empty(sums, dtype=torch.float32)
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        x, residual, weight, bias, _ = inputs
+        _, total, facts = output
+        ctx.mark_non_differentiable(facts, *(() if residual is not None else (total,)))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x if residual is None else total, weight, facts)
+        ctx.summed, ctx.biased, ctx.type = residual is not None, bias is not None, weight.dtype
+
+    def gradient(ctx: Any, upstream: Tensor | None, of_total: Tensor | None, _: None) -> Gradients:
+        of_total = of_total if ctx.summed else None
+        if upstream is None:
+            return of_total, of_total, None, None, None
+        # The first input is torch's set of dispatch keys.
+        learned = any(ctx.needs_input_grad[3:5])
+        own, sums = back(upstream, of_total, *ctx.saved_tensors, learned, ctx.biased)
+        of_weight, of_bias = (*sums.to(ctx.type), None, None)[:2]
+        return own, own if ctx.summed else None, of_weight, of_bias, None
+
+    name = "layer_norm" if centre else "rms_norm"
+    back: Op = register(
+        f"{name}_backward(Tensor upstream, Tensor? of_total, Tensor x, Tensor weight, Tensor facts, bool learned, "
+        "bool biased) -> (Tensor, Tensor)",
+        lambda *given: backward(*given, centre),
+        gradient_shapes,
+    )
+    schema = (
+        "(Tensor x, Tensor? residual, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)"
+    )
+    op: Op = register(f"{name}{schema}", compute, shapes, keep, gradient)
+    return op
+
+
 # ---- grouped_linear
 
 

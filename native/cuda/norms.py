@@ -7,10 +7,6 @@ registers too, the rows are read a second time for the sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -18,6 +14,7 @@ from native import reference
 from native.cuda import language
 from native.cuda.blocks import blocks_for
 from native.cuda.language import jit, on_device, register, rows_of, tl, width_of
+from native.gradients import norm_ops
 
 METHOD = "each pass reads a row once, sums in fp32"
 
@@ -26,7 +23,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float = 1e-5
     """Return the layer norm of `x`."""
     if not language.computes("layer_norm", x, x.shape[-1]):
         return reference.layer_norm(x, weight, bias, eps)
-    result: Tensor = LAYER(x, None, weight, bias, eps)[0]
+    result: Tensor = _LAYER(x, None, weight, bias, eps)[0]
     return result
 
 
@@ -34,7 +31,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     """Return the RMS norm of `x`."""
     if not language.computes("rms_norm", x, x.shape[-1]):
         return reference.rms_norm(x, weight, eps)
-    result: Tensor = RMS(x, None, weight, None, eps)[0]
+    result: Tensor = _RMS(x, None, weight, None, eps)[0]
     return result
 
 
@@ -44,7 +41,7 @@ def add_layer_norm(
     """Return x + residual, rounded to their type, and its layer norm."""
     if x.dtype != residual.dtype or not language.computes("add_layer_norm", x, x.shape[-1]):
         return reference.add_layer_norm(x, residual, weight, bias, eps)
-    out, total, *_ = LAYER(x, residual, weight, bias, eps)
+    out, total, _ = _LAYER(x, residual, weight, bias, eps)
     return total, out
 
 
@@ -52,27 +49,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5)
     """Return x + residual, rounded to their type, and its RMS norm."""
     if x.dtype != residual.dtype or not language.computes("add_rms_norm", x, x.shape[-1]):
         return reference.add_rms_norm(x, residual, weight, eps)
-    out, total, *_ = RMS(x, residual, weight, None, eps)
+    out, total, _ = _RMS(x, residual, weight, None, eps)
     return total, out
-
-
-@dataclass(frozen=True)
-class Normal:
-    """The result of a norm, and for the backward pass each row's mean (of a layer norm) and inverse deviation."""
-
-    out: Tensor
-    total: Tensor | None
-    """x + residual, if there is a residual."""
-    means: Tensor | None
-    inverses: Tensor
-
-
-@dataclass(frozen=True)
-class Slopes:
-    """The gradient of the input, which is also that of the residual; and in fp32 of the weight, and of the bias."""
-
-    x: Tensor
-    sums: Tensor
 
 
 @jit
@@ -175,17 +153,19 @@ def _sum_columns(
         tl.store(bias_sums_at + program * width + column, bias_sums, inside)
 
 
-def normalise(
-    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, *, centre: bool
-) -> Normal:
-    """Return the layer norm (`centre`) or RMS norm of x, or of x plus residual."""
+def _forward(
+    made: tuple[Tensor, Tensor, Tensor],
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    centre: bool,
+) -> None:
+    out, total, facts = made
     flat = rows_of(x)
     other = flat if residual is None else rows_of(residual)
     rows, width = flat.shape
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    total = None if residual is None else torch.empty_like(out)
-    means = torch.empty(rows if centre else 0, dtype=torch.float32, device=x.device)
-    inverses = torch.empty(rows, dtype=torch.float32, device=x.device)
     wide, blocks = width_of(width), blocks_for(x)
     held = blocks.rows(wide)
     if rows and width:
@@ -196,9 +176,9 @@ def normalise(
                 weight.contiguous(),
                 weight if bias is None else bias.contiguous(),
                 out,
-                out if total is None else total,
-                means if centre else inverses,
-                inverses,
+                out if residual is None else total,
+                facts[0],
+                facts[-1],
                 rows,
                 width,
                 flat.stride(0),
@@ -211,143 +191,55 @@ def normalise(
                 WIDTH=wide,
                 num_warps=blocks.warps(held * wide),
             )
-    return Normal(out, total, means if centre else None, inverses)
 
 
-def derive(
+def _backward(
     upstream: Tensor,
-    extra: Tensor | None,
+    of_total: Tensor | None,
     x: Tensor,
     weight: Tensor,
-    means: Tensor | None,
-    inverses: Tensor,
-    *,
-    bias: bool,
-) -> Slopes:
-    """Return the gradients; `x` is the input of the norm, `extra` is added to the gradient of `x`."""
+    facts: Tensor,
+    learned: bool,
+    biased: bool,
+    centre: bool,
+) -> tuple[Tensor, Tensor]:
     flat, slopes = rows_of(x), rows_of(upstream)
     rows, width = flat.shape
-    centre = means is not None
     wide, blocks = width_of(width), blocks_for(x)
     held = blocks.rows(wide)
     piece = -(-max(1, rows) // blocks.pieces)
     pieces = -(-rows // piece)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    sums = torch.empty(2 if bias else 1, pieces, width, dtype=torch.float32, device=x.device)
+    sums = torch.empty(2 if biased else 1, pieces, width, dtype=torch.float32, device=x.device)
     at_once = wide <= blocks.widest_sums
     shape = (rows, width, slopes.stride(0), flat.stride(0), piece)
-    first = inverses if means is None else means
     # Without rows there are no pieces, whose sum is 0.
     if rows and width:
         with on_device(x):
             _derive[(pieces,)](
                 slopes,
-                out if extra is None else extra.contiguous(),
+                out if of_total is None else of_total.contiguous(),
                 flat,
                 weight.contiguous(),
-                first,
-                inverses,
+                facts[0],
+                facts[-1],
                 out,
                 sums[0],
                 sums[-1],
                 *shape,
                 CENTRE=centre,
-                BIAS=bias,
-                EXTRA=extra is not None,
+                BIAS=biased,
+                EXTRA=of_total is not None,
                 SUMS=at_once,
                 ROWS=held,
                 WIDTH=wide,
                 num_warps=blocks.warps(held * wide),
             )
             if not at_once:
-                given = (slopes, flat, first, inverses, sums[0], sums[-1])
+                given = (slopes, flat, facts[0], facts[-1], sums[0], sums[-1])
                 grid = (pieces, -(-width // blocks.flat))
-                _sum_columns[grid](*given, *shape, CENTRE=centre, BIAS=bias, WIDTH=blocks.flat)
-    return Slopes(out, sums.sum(1))
+                _sum_columns[grid](*given, *shape, CENTRE=centre, BIAS=biased, WIDTH=blocks.flat)
+    return out, sums.sum(1) if learned else x.new_empty(0, dtype=torch.float32)
 
 
-def _forward(centre: bool) -> Callable[..., tuple[Tensor, ...]]:
-    """Return a function that computes a norm, x + residual, and each row's mean and inverse deviation."""
-
-    def forward(
-        x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
-    ) -> tuple[Tensor, ...]:
-        made = normalise(x, residual, weight, bias, eps, centre=centre)
-        absent = made.inverses.new_empty(0)
-        total = x.new_empty(0) if made.total is None else made.total
-        return made.out, total, absent if made.means is None else made.means, made.inverses
-
-    return forward
-
-
-def _results(centre: bool) -> Callable[..., tuple[Tensor, ...]]:
-    """Return a function that makes empty tensors like the norm's results."""
-
-    def results(x: Tensor, residual: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
-        rows = x.numel() // max(1, x.shape[-1])
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        total = x.new_empty(0) if residual is None else torch.empty_like(out)
-        means = x.new_empty(rows if centre else 0, dtype=torch.float32)
-        return out, total, means, x.new_empty(rows, dtype=torch.float32)
-
-    return results
-
-
-def _backward(
-    upstream: Tensor,
-    extra: Tensor | None,
-    x: Tensor,
-    weight: Tensor,
-    means: Tensor,
-    inverses: Tensor,
-    centre: bool,
-    biased: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return the gradient of x, and in fp32 those of the weight and, if there is one, the bias: (1 or 2, width)."""
-    made = derive(upstream, extra, x, weight, means if centre else None, inverses, bias=biased)
-    return made.x, made.sums
-
-
-def _gradients(
-    upstream: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor]:
-    own = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return own, x.new_empty(2 if rest[-1] else 1, len(weight), dtype=torch.float32)
-
-
-def _keep(centre: bool) -> Callable[..., None]:
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, residual, weight, bias, _ = inputs
-        _, total, means, inverses = output
-        ctx.mark_non_differentiable(means, inverses)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x if residual is None else total, weight, means, inverses)
-        ctx.summed, ctx.centre, ctx.biased = residual is not None, centre, bias is not None
-        ctx.type = weight.dtype
-
-    return keep
-
-
-def _gradient(
-    ctx: Any, upstream: Tensor | None, of_total: Tensor | None, *_: None
-) -> tuple[Tensor | None, ...]:
-    of_total = of_total if ctx.summed else None
-    if upstream is None:
-        return of_total, of_total, None, None, None
-    own, sums = _BACKWARD(upstream, of_total, *ctx.saved_tensors, ctx.centre, ctx.biased)
-    of_weight, of_bias = sums.to(ctx.type).unbind() if ctx.biased else (sums[0].to(ctx.type), None)
-    return own, own if ctx.summed else None, of_weight, of_bias, None
-
-
-_BACKWARD = register(
-    "norm_backward(Tensor upstream, Tensor? extra, Tensor x, Tensor weight, Tensor means, Tensor inverses, "
-    "bool centre, bool biased) -> (Tensor, Tensor)",
-    _backward,
-    _gradients,
-)
-_NORM = (
-    "(Tensor x, Tensor? residual, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor, Tensor)"
-)
-# Each returns the norm, the sum of x and residual (empty without residual), and numbers for the backward pass.
-LAYER = register(f"layer_norm{_NORM}", _forward(True), _results(True), _keep(True), _gradient)
-RMS = register(f"rms_norm{_NORM}", _forward(False), _results(False), _keep(False), _gradient)
+_LAYER, _RMS = norm_ops(register, _forward, _backward)
