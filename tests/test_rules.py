@@ -62,7 +62,7 @@ MAY = {
         "checks": "inventory transport ranktable jobs keeper backends",
         "runs": "agent inventory transport transfer ranktable storage jobs logs checkpoints",
         "report": "inventory jobs logs runs",
-        "client": "inventory transport backends exec transfer ranktable hostfile jobs logs checks runs",
+        "client": "inventory transport keeper backends exec transfer ranktable hostfile jobs logs checks runs",
         "bash": "",
         "migrate": "bash",
         "cli": "agent inventory transport ssh exec transfer ranktable hostfile keeper jobs logs sandbox checks runs"
@@ -472,7 +472,9 @@ def test_ssh_is_known_in_one_folder_of_the_client() -> None:
 
 
 # What orders the steps of a verb on runs is for the client alone. A command of the list still does a part itself.
-ORDERING = {"clusterctl.runs.start", "clusterctl.runs.controller", "clusterctl.runs.prepare.elsewhere"}
+ORDERING = {
+    f"clusterctl.runs.{name}" for name in ["start", "controller", "in_charge", "stop", "prepare.elsewhere"]
+}
 STILL_ORDERS = {"clusterctl/cli/launch/queue_job.py"}
 
 

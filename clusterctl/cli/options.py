@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -12,14 +12,15 @@ import typer
 
 from clusterctl.cli import kind_option, screen, ssh_option
 from clusterctl.environment import environment
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.settings import SANDBOX, Settings, duration, load_settings
 
 if TYPE_CHECKING:
     from clusterctl.backends.detect import Place
+    from clusterctl.client.session import Reach
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.transport.fanout import Connections, Transport
+    from clusterctl.transport.fanout import Connections
 
 # Endings of job files; other words begin a command.
 JOB_FILES = (".yaml", ".yml", ".json")
@@ -346,38 +347,32 @@ def connected(
     `at_once` is how many nodes are connected at the same time: all of them by default. With `begin` the agents of an
     allocation start now, not at the first use of a connection.
     """
-    from clusterctl.backends.reach import transport_to
-    from clusterctl.transport import open_files
-    from clusterctl.transport.fanout import Connections
-
-    settings = load_settings()
-    ssh = ssh_option.chosen()
-    trust_new = accept_new or settings.accept_new_host_keys
-    patience = connect_timeout or settings.connect_timeout
-    ssh_option.warn_without_ssh(cluster)
-    with at_option("--persist" if persist else "`persist` in the settings, or $CLUSTERCTL_PERSIST"):
-        kept_for = duration(persist or settings.persist)
-    if kept_for:
-        from clusterctl.keeper.client import KeeperTransport
-        from clusterctl.keeper.messages import WayOptions
-
-        transport: Transport = KeeperTransport(
-            cluster,
-            WayOptions(trust_new, patience, ssh),
-            kept_for,
-            screen.ask_secret,
-        )
-    else:
-        most = len(cluster.nodes) if at_once is None else at_once
-        open_files.require(cluster.nodes, most, children=ssh == "openssh")
-        by_host = transport_to(
-            cluster, ask=screen.ask_secret, accept_new=trust_new, ssh=ssh, connect_timeout=patience
-        )
-        if begin:
-            by_host.begin()
-        transport = by_host
-    with Connections(transport, settings.fanout, kept=bool(kept_for)) as connections:
+    with reach(accept_new, persist, connect_timeout, at_once, begin).connect(cluster) as connections:
         yield connections
+
+
+def reach(
+    accept_new: bool = False,
+    persist: str | None = None,
+    connect_timeout: float | None = None,
+    at_once: int | None = None,
+    begin: bool = False,
+) -> Reach:
+    """Return how this command line reaches nodes; the arguments are those of `connected`."""
+    from clusterctl.client.session import Reach
+
+    with at_option("--persist" if persist else "`persist` in the settings, or $CLUSTERCTL_PERSIST"):
+        kept_for = duration(persist or load_settings().persist)
+    return Reach(
+        accept_new or None,
+        ssh_option.chosen(),
+        connect_timeout,
+        at_once=at_once,
+        kept_for=kept_for,
+        ask=screen.ask_secret,
+        notice=ssh_option.warn_without_ssh,
+        begin=begin,
+    )
 
 
 @contextmanager
@@ -396,13 +391,11 @@ def runs_folder() -> Path:
 
 def run_named(name: str) -> RunDir:
     """Return the run that a command line names."""
-    from clusterctl.backends import backend as backends
+    from clusterctl.client.submitted import refresh
     from clusterctl.jobs.run_folder import find_run
 
     run = find_run(runs_folder(), name)
-    # Without an answer the recorded state is shown.
-    with suppress(ClusterctlError):
-        backends.of_run(run).refresh([run])
+    refresh(run)
     return run
 
 
@@ -426,26 +419,11 @@ def run_with_results(name: str, *, trains: bool = False) -> RunDir:
     return run_named(name)
 
 
-def refuse_pending(run: RunDir) -> None:
-    """Raise a UsageError if a run still waits for its nodes."""
-    from clusterctl.jobs.phase import Phase
-
-    if run.phase() is Phase.PENDING:
-        from clusterctl.runs.state import read_state
-
-        state = read_state(run)
-        why = state.verdict if state else ""
-        raise UsageError(f"{run.run_id} has no nodes yet: {why}", f"clusterctl status {run.run_id}")
-
-
 @contextmanager
 def connected_to(run: RunDir) -> Iterator[Connections]:
     """Open connections to the nodes of a run, as recorded when it started."""
-    from clusterctl.backends import backend as backends
+    from clusterctl.client.submitted import require_nodes
 
-    refuse_pending(run)
-    if not backends.of_run(run).reaches_nodes:
-        hint = "status, logs and stop work from here; kubectl exec opens a shell in a pod"
-        raise UsageError(f"{run.run_id} runs in pods, which cannot be logged in to", hint)
+    require_nodes(run)
     with connected(run.read_record().cluster) as connections:
         yield connections

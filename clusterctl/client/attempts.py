@@ -170,6 +170,24 @@ class Reports:
     """Ends what was started before the interrupt."""
 
 
+def begin(
+    attempt: Launch | Resume,
+    connections: Connections,
+    reports: Reports,
+    then: Callable[[], object] = lambda: None,
+) -> bool:
+    """Start an attempt, and call `then`; return False if one runs already. An interrupt stops what was started."""
+    try:
+        with reports.phases(connections) as tell:
+            has_started = attempt.start(connections, tell)
+        then()
+    except (KeyboardInterrupt, SystemExit) as interrupt:
+        if attempt.run.record.exists():
+            reports.stop(attempt.run, connections, interrupt)
+        raise
+    return has_started
+
+
 def start_and_control(
     attempt: Launch | Resume, connections: Connections, starter: Starter, reports: Reports
 ) -> None:
@@ -182,18 +200,15 @@ def start_and_control(
 
     run = attempt.run
     leave_on_sigterm = signal.getsignal(signal.SIGTERM)
-    try:
-        with reports.phases(connections) as tell:
-            has_started = attempt.start(connections, tell)
+
+    def stay() -> None:
         in_charge.ignore_terminal()
         # If this process ended before the one that waits knows that the ranks run, no process would stop them. That
         # process passes its signals on, and acts on the same one. Blocking the signal is not enough: another thread
         # of this process would receive it.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    except (KeyboardInterrupt, SystemExit) as interrupt:
-        if run.record.exists():
-            reports.stop(run, connections, interrupt)
-        raise
+
+    has_started = begin(attempt, connections, reports, stay)
     first = run.read_record().attempt
 
     def started() -> None:

@@ -1,11 +1,16 @@
-"""Handle Ctrl-C while a run is being stopped: the second one kills the run."""
+"""Stop an interrupted run; the second Ctrl-C kills it."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.transport.fanout import Connections
 
 
 class InterruptGuard:
@@ -43,3 +48,24 @@ class InterruptGuard:
             yield
         finally:
             self.armed = False
+
+
+def stop_interrupted(
+    run: RunDir, connections: Connections, interrupt: BaseException, note: Callable[[str], object]
+) -> int:
+    """End every rank of an interrupted run and fetch its last output; return how many processes are left."""
+    # Do this first: the next Ctrl-C may follow immediately.
+    with InterruptGuard() as guard:
+        from clusterctl.runs.in_charge import wait_for_end
+        from clusterctl.runs.stop import stop_run
+
+        grace = run.read_record().job.grace
+        note(f"stopping {run.run_id}: up to {grace:g} s for a last checkpoint; press Ctrl-C again to kill it")
+        run.add_event("interrupted", by=type(interrupt).__name__)
+        try:
+            with guard.may_force():
+                left = stop_run(run, connections)
+        except KeyboardInterrupt:
+            left = stop_run(run, connections, grace=0.0)
+        wait_for_end(run, connections)
+    return sum(left.values())

@@ -7,6 +7,7 @@ uses the library may have threads and devices open, so it is not forked.
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import signal
 import socket
@@ -18,13 +19,13 @@ from typing import TYPE_CHECKING
 
 from clusterctl.client.attempts import Launch, Reports, start_and_control
 from clusterctl.client.handover import RAISED, REPORT, Starter, messages_of
+from clusterctl.client.interrupt import stop_interrupted
 from clusterctl.client.session import Reach
 from clusterctl.errors import WorkFailed
-from clusterctl.jobs.run_folder import RunDir
 from clusterctl.memory import use_one_arena
 
 if TYPE_CHECKING:
-    from clusterctl.transport.fanout import Connections
+    pass
 
 
 @dataclass(frozen=True)
@@ -94,17 +95,9 @@ def main() -> int:
 
 def _start_and_control(order: Start, starter: Starter) -> None:
     with order.reach.connect(order.launch.reached) as connections:
-        reports = Reports(lambda _: contextlib.nullcontext(starter.report), _stop)
+        silently = functools.partial(stop_interrupted, note=lambda text: None)
+        reports = Reports(lambda _: contextlib.nullcontext(starter.report), silently)
         start_and_control(order.launch, connections, starter, reports)
-
-
-def _stop(run: RunDir, connections: Connections, _: BaseException) -> None:
-    """Stop an interrupted run at once."""
-    from clusterctl.runs import in_charge
-    from clusterctl.runs.stop import stop_run
-
-    stop_run(run, connections, grace=0.0)
-    in_charge.finish_alone(run, connections)
 
 
 if __name__ == "__main__":

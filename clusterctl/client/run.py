@@ -3,24 +3,63 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.client.session import Reach
-from clusterctl.errors import RunFailed
+from clusterctl.client.submitted import refresh, refresh_all, require_nodes
+from clusterctl.errors import RunFailed, WorkFailed
 from clusterctl.jobs import run_folder
+from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.settings import load_settings
 
 if TYPE_CHECKING:
+    from clusterctl.backends.backend import Ending
     from clusterctl.logs.lines import LogLine
     from clusterctl.runs.state import RunState
+    from clusterctl.runs.watching.updates import Update
     from clusterctl.transport.fanout import Connections
 
 # Seconds between two checks of the run's folder.
 POLL = 0.05
+# Seconds between two requests to a batch system or platform.
+ASK_QUEUE = 2.0
+# Seconds after which another controller may replace a new one.
+AGAIN = 60.0
+
+
+Note = Callable[[str], object]
+"""Called with what a user should know while the call goes on."""
+
+
+def _silent(text: str) -> None:
+    """Show nothing."""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The answer to a stop."""
+
+    phase: Phase
+    left: dict[str, int]
+    """How many processes are left on each node."""
+    text: str = ""
+    """What the batch system or platform did, where it ended the run."""
+    deleted: list[str] | None = None
+    """The names of deleted objects, where there are such."""
+
+    def require_none_left(self) -> None:
+        """Raise WorkFailed if processes are left."""
+        if names := ", ".join(f"{node} ({count})" for node, count in self.left.items() if count):
+            raise WorkFailed(
+                f"processes that cannot be killed are left on {names}",
+                "they wait inside the kernel, for a disk or a device: see `ps -eo pid,stat,wchan,args` there",
+            )
 
 
 class Run:
@@ -30,6 +69,7 @@ class Run:
         """Use `Cluster.launch`, or `find_run` for a run that exists."""
         self._folder = folder
         self._reach = reach or Reach()
+        self._renewed = -AGAIN
 
     def __repr__(self) -> str:
         return f"<Run {self.id}: {self.phase}>"
@@ -54,12 +94,26 @@ class Run:
         """Whether the run has ended and all its logs and collected files are on this machine."""
         return self._folder.phase().is_final and self._folder.controller() is None
 
-    def state(self) -> RunState:
-        """Query the nodes; return the state of every node and rank."""
-        from clusterctl.runs.query import current_state
+    def state(self, connections: Connections | None = None) -> RunState:
+        """Return the state of every node and rank: as the nodes report it, or as it is recorded where that is enough.
 
+        It is enough for a run in pods, for one that waits for its nodes, and for an ended one whose nodes may belong
+        to others now.
+        """
+        from clusterctl.backends import backend as backends
+        from clusterctl.runs.query import current_state
+        from clusterctl.runs.state import read_state
+
+        backend, run = backends.of_run(self._folder), self._folder
+        waits = run.phase() is Phase.PENDING
+        if waits or backend.records_all or (not backend.keeps_nodes and run.phase().is_final):
+            recorded = read_state(run)
+            if recorded is not None:
+                return replace(recorded, controller=run.controller())
+        if connections is not None:
+            return current_state(run, connections)
         with self.connected() as connections:
-            return current_state(self._folder, connections)
+            return current_state(run, connections)
 
     def wait(self, timeout: float | None = None) -> Run:
         """Wait for the end and return the run itself.
@@ -71,12 +125,24 @@ class Run:
         while not self.is_ended:
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"{self.id} is still {self.phase} after {timeout:g} s")
-            if self._folder.controller() is None:
-                self._replace_controller()
+            if self._is_led_elsewhere():
+                time.sleep(ASK_QUEUE)
+                refresh(self._folder)
+                continue
+            gone = self._folder.controller() is None
             time.sleep(POLL)
+            # The old one may have just recorded the end of the run.
+            if gone and not self.is_ended and self._folder.controller() is None:
+                self.renew_controller()
         if self.phase != "finished":
             raise RunFailed(f"{self.id} {self.phase}: {self.cause or 'stopped before its end'}", self._hint())
         return self
+
+    def _is_led_elsewhere(self) -> bool:
+        """Return whether a batch system or platform is asked for the state, and no controller is started here."""
+        from clusterctl.backends import backend as backends
+
+        return self._folder.phase() is Phase.PENDING or backends.of_run(self._folder).records_all
 
     @property
     def cause(self) -> str:
@@ -87,11 +153,44 @@ class Run:
         return cause.title if cause else ""
 
     def stop(self, grace: float | None = None) -> None:
-        """Stop the run's processes on every node. A training saves a checkpoint within `grace` seconds."""
-        from clusterctl.runs import in_charge
+        """Stop the run's processes on every node. A training saves a checkpoint within `grace` seconds.
 
+        A run that waits for its nodes is taken out of the queue; pods are deleted.
+        """
+        self.end(grace).require_none_left()
+
+    def ending(self, grace: float | None) -> Ending | None:
+        """Return how a run in pods, or one that waits for nodes, is ended; None: its processes are stopped."""
+        from clusterctl.backends import backend as backends
+
+        return backends.of_run(self._folder).ending(self._folder, grace)
+
+    def end(self, grace: float | None = None, note: Note = _silent) -> Stopped:
+        """Stop the run, and record its end as far as the disk here allows it; return what is left."""
+        from clusterctl.runs.query import current_state
+
+        run, ending = self._folder, self.ending(grace)
+        if ending is not None:
+            text, deleted = ending.end()
+            return Stopped(run.phase(), {}, text, deleted)
         with self.connected() as connections:
-            in_charge.stop(self._folder, connections, grace, self._reach.ssh_choice())
+            left = self._stop(connections, grace, note)
+            return Stopped(current_state(run, connections).phase, left)
+
+    def _stop(self, connections: Connections, grace: float | None, note: Note) -> dict[str, int]:
+        from clusterctl.runs import in_charge
+        from clusterctl.runs.stop import stop_run
+        from clusterctl.runs.watching.watch import NotCopied
+
+        run = self._folder
+        try:
+            return in_charge.stop(run, connections, grace, self._reach.ssh_choice())
+        except NotCopied as problem:
+            reason = problem.message
+        except OSError as problem:
+            reason = f"{problem.filename or run.root}: {problem.strerror}"
+        note(f"the end of the run is not recorded: {reason}")
+        return stop_run(run, connections, grace)
 
     def stop_if_active(self) -> None:
         """Stop the run unless it has ended."""
@@ -118,9 +217,91 @@ class Run:
         """Return the records of the run's metrics.jsonl so far."""
         return [metric.as_json() for metric in self._folder.metric_lines()]
 
+    def start_controller(self, note: Note = _silent) -> str:
+        """Start a controller process that outlives this one; return why it could not be started, or ""."""
+        from clusterctl.jobs.job_check import missing_variables
+        from clusterctl.logs.store import last_lines
+        from clusterctl.runs import in_charge
+
+        job = self._folder.read_record().job
+        if missing := missing_variables(job) if job.restart is not None else []:
+            note(f"not set in this shell: {', '.join(missing)}; the run cannot be restarted from here")
+        if in_charge.start(self._folder, self._reach.ssh_choice()):
+            return ""
+        return (last_lines(self._folder.controller_log, 3) or ["its log is empty"])[0].removeprefix("error: ")
+
+    def renew_controller(self, note: Note = _silent) -> bool:
+        """Start a controller in place of one that died, and return whether it is in charge.
+
+        Not again within a minute: it would probably fail for the same reason.
+        """
+        now = time.monotonic()
+        if now - self._renewed < AGAIN:
+            return False
+        self._renewed = now
+        note(f"the controller of {self.id} is gone; starting a new one")
+        return not self.start_controller(note)
+
+    def end_controller(self) -> None:
+        """End the controller process; the run continues."""
+        from clusterctl.runs import in_charge
+
+        in_charge.end(self._folder)
+
+    def control(self, ready: Note) -> None:
+        """Control the run in this process until its end; `ready` gets the word that says it is in charge."""
+        from clusterctl.runs import in_charge
+
+        with self.connected() as connections:
+            in_charge.serve(self._folder, connections, lambda: ready(in_charge.READY.decode()))
+
+    @contextmanager
+    def updates(
+        self,
+        connections: Connections,
+        first: int | None = None,
+        known: Mapping[Path, int] | None = None,
+        note: Note = _silent,
+    ) -> Iterator[Iterable[Update]]:
+        """Yield what happens in the run, from attempt `first` and from the byte `known` of each file.
+
+        A controller that dies is replaced; if none can be started, this process controls the run.
+        """
+        from clusterctl.runs.in_charge import following
+        from clusterctl.runs.watching.kept_watch import KeptWatch
+
+        kept = KeptWatch(self._folder, first, known, partial(self.renew_controller, note))
+        with following(kept, connections) as watch:
+            yield watch
+
+    def fetch_logs(self, note: Note = _silent) -> None:
+        """Copy the log bytes that are still only on the nodes; do nothing for an ended run.
+
+        If they cannot be written here, say so: what was copied before can be read.
+        """
+        from clusterctl.backends import backend as backends
+        from clusterctl.runs.watching.watch import NotCopied, RunWatcher, open_watch
+
+        run = self._folder
+        if run.phase().is_final or run.phase() is Phase.PENDING:
+            return
+        if (backend := backends.of_run(run)).records_all:
+            backend.fetch_logs(run)
+            return
+        try:
+            with self.connected() as connections, open_watch(run, connections, now=True) as watch:
+                for update in watch if isinstance(watch, RunWatcher) else ():
+                    if update.note:
+                        note(update.note)
+        except NotCopied as problem:
+            note(problem.message)
+        except OSError as problem:
+            note(f"{problem.filename or run.root}: the newest lines are missing: {problem.strerror}")
+
     @contextmanager
     def connected(self) -> Iterator[Connections]:
         """Open connections to the run's own nodes, and close them afterwards."""
+        require_nodes(self._folder)
         with self._reach.connect(self._folder.read_record().cluster) as connections:
             yield connections
 
@@ -130,14 +311,6 @@ class Run:
     def _hint(self) -> str:
         return f"clusterctl logs show {self.id} --errors"
 
-    def _replace_controller(self) -> None:
-        """Start a new controller, unless the old one has just recorded the end of the run."""
-        from clusterctl.runs import in_charge
-
-        time.sleep(POLL)
-        if not self.is_ended and self._folder.controller() is None:
-            in_charge.start(self._folder, self._reach.ssh_choice())
-
 
 def runs_folder(runs: str | Path | None = None) -> Path:
     """Return the folder of runs: the one given, else that of the settings."""
@@ -146,9 +319,13 @@ def runs_folder(runs: str | Path | None = None) -> Path:
 
 def find_run(name: str = "last", runs: str | Path | None = None) -> Run:
     """Return a run by its id, a unique prefix of the id, or "last"."""
-    return Run(run_folder.find_run(runs_folder(runs), name))
+    found = run_folder.find_run(runs_folder(runs), name)
+    refresh(found)
+    return Run(found)
 
 
 def list_runs(runs: str | Path | None = None) -> list[Run]:
     """Return all runs of a folder, newest first."""
-    return [Run(folder) for folder in run_folder.all_runs(runs_folder(runs))]
+    found = run_folder.all_runs(runs_folder(runs))
+    refresh_all(found, _silent)
+    return [Run(folder) for folder in found]

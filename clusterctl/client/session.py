@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,24 +22,47 @@ class Reach:
     ssh: str | None = None
     connect_timeout: float | None = None
     fanout: int | None = None
+    at_once: int | None = None
+    """How many nodes are connected at the same time; None: all."""
+    kept_for: float = 0.0
+    """Seconds that the keeper holds the connections after their use; 0: no keeper."""
+    ask: Callable[[str], str | None] | None = None
+    """Gets a passphrase or password from the user."""
+    notice: Callable[[Cluster], object] | None = None
+    """Called before connections are opened."""
+    begin: bool = False
+    """Whether the agents of an allocation start now, not at the first use of a connection."""
 
     def ssh_choice(self) -> str:
         """Return "auto", "paramiko" or "openssh"."""
         return self.ssh or load_settings().ssh
 
     def connect(self, cluster: Cluster) -> Connections:
-        """Return connections to a cluster's nodes; each one opens when it is first used."""
-        from clusterctl.backends.reach import transport_to
-
-        settings = load_settings()
+        """Return connections to a cluster's nodes, or those of the keeper; each one opens when it is first used."""
+        settings, ssh = load_settings(), self.ssh_choice()
+        if self.notice:
+            self.notice(cluster)
         accept_new = self.accept_new_host_keys
+        accept_new = settings.accept_new_host_keys if accept_new is None else accept_new
+        patience = self.connect_timeout or settings.connect_timeout
+        fanout = self.fanout or settings.fanout
+        if self.kept_for:
+            from clusterctl.keeper.client import KeeperTransport
+            from clusterctl.keeper.messages import WayOptions
+
+            way = WayOptions(accept_new, patience, ssh)
+            return Connections(KeeperTransport(cluster, way, self.kept_for, self.ask), fanout, kept=True)
+        from clusterctl.backends.reach import transport_to
+        from clusterctl.transport import open_files
+
+        most = len(cluster.nodes) if self.at_once is None else self.at_once
+        open_files.require(cluster.nodes, most, children=ssh == "openssh")
         transport = transport_to(
-            cluster,
-            accept_new=settings.accept_new_host_keys if accept_new is None else accept_new,
-            connect_timeout=self.connect_timeout or settings.connect_timeout,
-            ssh=self.ssh_choice(),
+            cluster, ask=self.ask, accept_new=accept_new, ssh=ssh, connect_timeout=patience
         )
-        return Connections(transport, self.fanout or settings.fanout)
+        if self.begin:
+            transport.begin()
+        return Connections(transport, fanout)
 
 
 class Session:

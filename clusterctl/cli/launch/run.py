@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli import options, screen, ssh_option
+from clusterctl.cli import options, screen
 from clusterctl.cli.launch.plan import show_plan
 from clusterctl.cli.launch.submit import report_submitted
 from clusterctl.client.attempts import Launch, Reports, Resume, Target, require_notify, start_and_control
-from clusterctl.client.interrupt import InterruptGuard
+from clusterctl.client.interrupt import stop_interrupted
 from clusterctl.errors import RunFailed, UsageError
 from clusterctl.interrupts import EXIT_INTERRUPTED
 from clusterctl.text import plural
@@ -30,10 +29,6 @@ if TYPE_CHECKING:
     from clusterctl.report.summary import RunSummary
     from clusterctl.runs.overview import TrainProgress
     from clusterctl.transport.fanout import Connections
-
-
-# Seconds after which another controller may replace a new one.
-AGAIN = 60.0
 
 
 def launch_job(
@@ -227,14 +222,14 @@ def attach(
     as_json: options.Json = False,
 ) -> None:
     """Follow an active run; Ctrl-C leaves it running. If its controller died, a new one is started."""
-    from clusterctl.runs import in_charge
+    from clusterctl.client.run import Run
     from clusterctl.runs.overview import read_progress
     from clusterctl.runs.state import read_state
 
     found = options.run_named(run)
     trains = found.read_record().job.train is not None
     if take_over:
-        in_charge.end(found)
+        Run(found).end_controller()
     state = read_state(found) if found.controller() is None and found.phase().is_final else None
     if state is not None:
         # The end is recorded here: no node is contacted.
@@ -243,7 +238,6 @@ def attach(
     with options.connected_to(found) as connections:
         if found.controller() is None and not found.phase().is_final:
             screen.log(f"{found.run_id} has no controller; starting a new one")
-            warn_about_missing_variables(found)
             put_in_charge(found)
         known = found.written_metrics()
         try:
@@ -266,58 +260,25 @@ def attach(
 
 def control(run: options.RunName) -> None:
     """Control a run until its end. `launch`, `resume` and `attach` start this command."""
+    from clusterctl.client.run import Run
     from clusterctl.memory import use_one_arena
-    from clusterctl.runs import in_charge
 
     use_one_arena()
-    found = options.run_named(run)
-    with options.connected_to(found) as connections:
-        in_charge.serve(found, connections, lambda: screen.write(in_charge.READY.decode()))
+    Run(options.run_named(run), options.reach()).control(screen.write)
+
+
+def warn(text: str) -> None:
+    """Show a warning."""
+    screen.log(text, "yellow")
 
 
 def put_in_charge(run: RunDir) -> bool:
     """Start a controller process that outlives this terminal; return False if it could not be started."""
-    from clusterctl.logs.store import last_lines
-    from clusterctl.runs import in_charge
+    from clusterctl.client.run import Run
 
-    if in_charge.start(run, ssh_option.chosen()):
-        return True
-    reason = (last_lines(run.controller_log, 3) or ["its log is empty"])[0].removeprefix("error: ")
-    screen.log(f"no controller could be started ({reason}); this command controls the run instead", "yellow")
-    return False
-
-
-def warn_about_missing_variables(run: RunDir) -> None:
-    """Warn if a controller that is started from this shell could not restart the run."""
-    from clusterctl.jobs.job_check import missing_variables
-
-    job = run.read_record().job
-    missing = missing_variables(job) if job.restart is not None else []
-    if missing:
-        screen.log(
-            f"not set in this shell: {', '.join(missing)}; the run cannot be restarted from here", "yellow"
-        )
-
-
-class NewController:
-    """Starts a new controller for a run whose controller died while a terminal follows the run."""
-
-    def __init__(self, run: RunDir) -> None:
-        self.run, self._last = run, -AGAIN
-
-    def __call__(self) -> bool:
-        """Start it and return whether it is in charge; not again within a minute, because it would probably fail for
-        the same reason.
-        """
-        from clusterctl.runs import in_charge
-
-        now = time.monotonic()
-        if now - self._last < AGAIN:
-            return False
-        self._last = now
-        screen.log(f"the controller of {self.run.run_id} is gone; starting a new one", "yellow")
-        warn_about_missing_variables(self.run)
-        return in_charge.start(self.run, ssh_option.chosen())
+    if reason := Run(run, options.reach()).start_controller(warn):
+        warn(f"no controller could be started ({reason}); this command controls the run instead")
+    return not reason
 
 
 @contextmanager
@@ -370,13 +331,11 @@ def follow_to_the_end(
     try:
         from clusterctl.cli.launch.follow import Follower
         from clusterctl.client.background import deliver_signals
-        from clusterctl.runs.in_charge import following
-        from clusterctl.runs.watching.kept_watch import KeptWatch
+        from clusterctl.client.run import Run
 
         deliver_signals()
-        kept = KeptWatch(run, first, known, NewController(run))
         with (
-            following(kept, connections) as watch,
+            Run(run, options.reach()).updates(connections, first, known, warn) as watch,
             Follower(run, trains=trains, quiet=quiet, as_json=as_json, progress=progress) as follower,
         ):
             for update in watch:
@@ -434,23 +393,8 @@ def show_end(summary: RunSummary) -> None:
 
 def stop_now(run: RunDir, connections: Connections, interrupt: BaseException) -> None:
     """Stop an interrupted run: end every rank and fetch its last output."""
-    # Do this first: the next Ctrl-C may follow immediately.
-    with InterruptGuard() as guard:
-        from clusterctl.runs.in_charge import wait_for_end
-        from clusterctl.runs.stop import stop_run
-
-        grace = run.read_record().job.grace
-        screen.log(
-            f"stopping {run.run_id}: up to {grace:g} s for a last checkpoint; press Ctrl-C again to kill it"
-        )
-        run.add_event("interrupted", by=type(interrupt).__name__)
-        try:
-            with guard.may_force():
-                left = stop_run(run, connections)
-        except KeyboardInterrupt:
-            left = stop_run(run, connections, grace=0.0)
-        wait_for_end(run, connections)
+    left = stop_interrupted(run, connections, interrupt, screen.log)
     from clusterctl.report.summary import summarise
 
-    screen.log(f"stopped    {plural(sum(left.values()), 'process', 'es')} left; {run.root}")
+    screen.log(f"stopped    {plural(left, 'process', 'es')} left; {run.root}")
     show_end(summarise(run))

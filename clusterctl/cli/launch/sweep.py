@@ -296,17 +296,14 @@ class _Sweep:
 
     def _stop(self, running: dict[int, RunDir]) -> None:
         """Stop the runs that are side by side, all at the same time; a further Ctrl-C kills them."""
-        from clusterctl.runs.stop import stop_run
+        from clusterctl.client.run import Run
 
-        def stop(run: RunDir, grace: float | None) -> None:
-            with options.connected_to(run) as connections:
-                stop_run(run, connections, **({} if grace is None else {"grace": grace}))
-
+        reach = options.reach()
         with InterruptGuard() as guard:
             screen.log(f"stopping {plural(len(running), 'run')}; press Ctrl-C again to kill them")
             for grace in (None, 0.0):
                 pool = ThreadPoolExecutor(max(len(running), 1))
-                waits = [pool.submit(stop, run, grace) for run in running.values()]
+                waits = [pool.submit(Run(run, reach).end, grace) for run in running.values()]
                 try:
                     with guard.may_force():
                         for wait in waits:

@@ -48,15 +48,15 @@ class LiveBoard:
 
     def stop_run(self) -> None:
         """Stop the chosen run; the note shows the result."""
+        from clusterctl.client.run import Run
+
         run = self.board.run
         self.note = f"stopping {run.run_id}"
+        client = Run(run, options.reach())
 
         def work() -> None:
-            from clusterctl.runs.stop import stop_run
-
             try:
-                with options.connected_to(run) as connections:
-                    stop_run(run, connections)
+                client.end().require_none_left()
                 self.note = f"stopped {run.run_id}"
             except ClusterctlError as error:
                 self.note = error.message

@@ -273,36 +273,10 @@ def pull(
 
 
 def bring_home(run: RunDir) -> None:
-    """Fetch the log bytes that are still only on the nodes; do nothing for an ended run.
+    """Fetch the log bytes that are still only on the nodes."""
+    from clusterctl.client.run import Run
 
-    If they cannot be written here, say so: what was copied before is shown.
-    """
-    from clusterctl.backends import backend as backends
-    from clusterctl.runs.watching.watch import NotCopied
-
-    if run.phase().is_final or run.phase() is Phase.PENDING:
-        return
-    if (backend := backends.of_run(run)).records_all:
-        return backend.fetch_logs(run)
-    try:
-        with options.connected_to(run) as connections:
-            _copy_now(run, connections)
-    except NotCopied as problem:
-        screen.log(problem.message, "yellow")
-    except OSError as problem:
-        screen.log(
-            f"{problem.filename or run.root}: the newest lines are missing: {problem.strerror}", "yellow"
-        )
-
-
-def _copy_now(run: RunDir, connections: Connections) -> None:
-    from clusterctl.runs.watching.watch import RunWatcher, open_watch
-
-    with open_watch(run, connections, now=True) as watch:
-        if isinstance(watch, RunWatcher):
-            for update in watch:
-                if update.note:
-                    screen.log(update.note, "yellow")
+    Run(run, options.reach()).fetch_logs(lambda text: screen.log(text, "yellow"))
 
 
 @contextmanager

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.errors import ClusterctlError, UsageError, WorkFailed
+from clusterctl.errors import UsageError
 from clusterctl.text import escape_controls, plural, size
 
 if TYPE_CHECKING:
@@ -45,10 +45,11 @@ def runs(context: typer.Context, *, as_json: options.Json = False) -> None:
     if context.invoked_subcommand is not None:
         return
     from clusterctl.cli.views import tables
+    from clusterctl.client.submitted import refresh_all
     from clusterctl.jobs.run_folder import all_runs
 
     found = all_runs(options.runs_folder())
-    _ask_backends(found)
+    refresh_all(found, lambda text: screen.log(text, "yellow"))
     rows = [_row(run) for run in found]
     if as_json:
         screen.show_json([asdict(row) for row in rows])
@@ -56,17 +57,6 @@ def runs(context: typer.Context, *, as_json: options.Json = False) -> None:
         screen.show(tables.runs_table(rows), *[tables.causes_text(rows)] * any(row.cause for row in rows))
     else:
         screen.log("no runs yet; start one with `clusterctl launch JOB`, or `clusterctl demo`")
-
-
-def _ask_backends(found: list[RunDir]) -> None:
-    """Update the states of the submitted runs."""
-    from clusterctl.backends import backend as backends
-
-    for backend, own in backends.by_backend(found):
-        try:
-            backend.refresh(own)
-        except ClusterctlError as error:
-            screen.log(f"{backend.title} could not be queried: {error.message}", "yellow")
 
 
 def prune(
@@ -233,17 +223,10 @@ def _show_recorded(name: str, *, watch: bool, every: float, as_json: bool) -> No
 
 def _observe(run: RunDir, connections: Connections) -> tuple[RunState, Overview]:
     """Ask the nodes; return the state of a run and its overview."""
-    from clusterctl.backends import backend as backends
+    from clusterctl.client.run import Run
     from clusterctl.runs import overview
-    from clusterctl.runs.query import current_state
-    from clusterctl.runs.state import read_state
 
-    backend = backends.of_run(run)
-    # The nodes of an ended job may belong to other jobs.
-    enough = backend.records_all or (not backend.keeps_nodes and run.phase().is_final)
-    recorded = read_state(run) if enough else None
-    recorded = replace(recorded, controller=run.controller()) if recorded else None
-    state = recorded or current_state(run, connections)
+    state = Run(run).state(connections)
     return state, overview.summarise(run, state, time.time())
 
 
@@ -286,25 +269,6 @@ def _drawn(*, on_screen: bool) -> Iterator[Live | None]:
         yield live
 
 
-def _ended_by_backend(run: RunDir, grace: float | None, *, dry_run: bool, as_json: bool) -> bool:
-    """End a run that waits for nodes, or that runs in pods, by its backend; return False for any other run."""
-    from clusterctl.backends import backend as backends
-
-    ending = backends.of_run(run).ending(run, grace)
-    if ending is None:
-        return False
-    if dry_run:
-        screen.write(f"would {ending.would}\n")
-        return True
-    text, deleted = ending.end()
-    if as_json:
-        facts = {} if deleted is None else {"deleted": deleted}
-        screen.show_json({"run": run.run_id, "left": {}, "phase": str(run.phase()), **facts})
-    else:
-        screen.log(f"{run.run_id} is {run.phase()}; {text}")
-    return True
-
-
 def stop(
     run: options.RunName,
     grace: Annotated[
@@ -318,31 +282,28 @@ def stop(
     as_json: options.Json = False,
 ) -> None:
     """Stop the processes of a run, and no others. A training saves a last checkpoint first."""
-    from clusterctl.runs.query import current_state
+    from clusterctl.client.run import Run
 
     found = options.run_named(run)
-    if _ended_by_backend(found, grace, dry_run=dry_run, as_json=as_json):
-        return
-    record = found.read_record()
-    ranks = record.ranks
-    _tell_cost(found, record, grace)
+    client = Run(found, options.reach())
+    ending = client.ending(grace)
+    if ending is None:
+        _tell_cost(found, found.read_record(), grace)
     if dry_run:
+        ranks = {} if ending else found.read_record().ranks
         for node, numbers in ranks.items():
             screen.write(f"would stop ranks {', '.join(map(str, numbers))} of {found.run_id} on {node}\n")
+        if ending:
+            screen.write(f"would {ending.would}\n")
         return
-    with options.connected_to(found) as connections:
-        left = _stop(found, connections, grace)
-        state = current_state(found, connections)
+    done = client.end(grace, lambda text: screen.log(text, "yellow"))
     if as_json:
-        screen.show_json({"run": found.run_id, "left": left, "phase": state.phase})
+        facts = {} if done.deleted is None else {"deleted": done.deleted}
+        screen.show_json({"run": found.run_id, "left": done.left, "phase": done.phase, **facts})
     else:
-        screen.log(f"{found.run_id} is {state.phase}; {plural(sum(left.values()), 'process', 'es')} left")
-    if any(left.values()):
-        names = ", ".join(f"{node} ({count})" for node, count in left.items() if count)
-        raise WorkFailed(
-            f"processes that cannot be killed are left on {names}",
-            "they wait inside the kernel, for a disk or a device: see `ps -eo pid,stat,wchan,args` there",
-        )
+        left = f"{plural(sum(done.left.values()), 'process', 'es')} left"
+        screen.log(f"{found.run_id} is {done.phase}; {done.text or left}")
+    done.require_none_left()
 
 
 def _tell_cost(run: RunDir, record: RunRecord, grace: float | None) -> None:
@@ -354,22 +315,3 @@ def _tell_cost(run: RunDir, record: RunRecord, grace: float | None) -> None:
     grace = record.job.grace if grace is None else grace
     cost = stop_cost(read_progress(run.metric_lines()), grace)
     screen.log(cost or f"up to {grace:g} s for a last checkpoint", "yellow" if cost else "")
-
-
-def _stop(run: RunDir, connections: Connections, grace: float | None) -> dict[str, int]:
-    """Stop a run, and record its end as far as the disk here allows it; return the processes left by node."""
-    from clusterctl.cli import ssh_option
-    from clusterctl.runs import in_charge
-    from clusterctl.runs.stop import stop_run
-    from clusterctl.runs.watching.watch import NotCopied
-
-    try:
-        return in_charge.stop(run, connections, grace, ssh_option.chosen())
-    except (NotCopied, OSError) as problem:
-        reason = (
-            problem.message
-            if isinstance(problem, NotCopied)
-            else f"{problem.filename or run.root}: {problem.strerror}"
-        )
-    screen.log(f"the end of the run is not recorded: {reason}", "yellow")
-    return stop_run(run, connections, grace)

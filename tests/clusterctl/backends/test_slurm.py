@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from clusterctl import api
 from clusterctl.backends import queue as queues
 from clusterctl.backends.queue import Entry, Submission
 from clusterctl.backends.slurm import programs
@@ -268,3 +269,22 @@ def test_a_continued_job_of_slurm_reports_a_missing_command_of_notify_and_starts
     problem = "notify: ./nosuch.sh: no such file"
     assert started == ["started"] and problem in capsys.readouterr().err
     assert any(problem in str(event.facts.get("text")) for event in waiting.event_lines())
+
+
+def test_a_python_program_sees_and_ends_a_run_that_waits_for_its_nodes(
+    waiting: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled: list[int] = []
+    monkeypatch.setattr(type(slurm), "queue", lambda self: {7: Entry("PENDING", "Priority")}, raising=False)
+    monkeypatch.setattr(type(slurm), "cancel", lambda self, job: cancelled.append(job))
+    run = api.find_run("demo", waiting.root.parent)
+    assert run.state().phase is Phase.PENDING
+    run.stop()
+    assert cancelled == [7] and run.phase == "stopped"
+    with pytest.raises(UsageError, match="has no nodes yet"), api.Run(_waiting_again(waiting)).connected():
+        pass
+
+
+def _waiting_again(run: RunDir) -> RunDir:
+    queues.write_pending(run, "waits")
+    return run

@@ -21,12 +21,13 @@ from rich.console import Console
 from clusterctl.agent.processes import is_alive, state_letter
 from clusterctl.agent.ranks.device_locks import DeviceLocks
 from clusterctl.agent.records import AttemptFiles
-from clusterctl.cli.launch.run import warn_about_missing_variables
 from clusterctl.cli.views.tables import plan_facts
+from clusterctl.client.run import Run
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.plan import make_plan
 from clusterctl.jobs.restarts import Restart
 from clusterctl.jobs.run_folder import RunDir
+from clusterctl.runs import in_charge
 from clusterctl.runs.causes.cause import read_cause
 from clusterctl.runs.query import current_state
 from clusterctl.runs.state import SUPERVISOR_SILENCE
@@ -200,11 +201,13 @@ def test_a_take_over_from_a_shell_without_a_forwarded_variable_is_warned_about(
     run = RunDir(tmp_path / "r")
     forwarded = {"forward": ("MY_TOKEN",), "restart": Restart()}
     run.write_record(record_of({"a": [0]}, job=forwarded))
-    warn_about_missing_variables(run)
-    assert "not set in this shell: MY_TOKEN" in capsys.readouterr().err
+    monkeypatch.setattr(in_charge, "start", lambda run, ssh: True)
+    told: list[str] = []
+    assert Run(run).start_controller(told.append) == ""
+    assert told == ["not set in this shell: MY_TOKEN; the run cannot be restarted from here"]
     monkeypatch.setenv("MY_TOKEN", "x")
-    warn_about_missing_variables(run)
-    assert capsys.readouterr().err == ""
+    assert Run(run).start_controller(told.append) == ""
+    assert len(told) == 1
 
 
 def test_a_plan_names_the_forwarded_variables_and_not_their_values(
