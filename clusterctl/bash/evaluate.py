@@ -7,15 +7,19 @@ import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clusterctl.bash.builtins import BUILTINS, unset
 from clusterctl.bash.conditions import holds, words_of
 from clusterctl.bash.evaluator import QUESTIONS, Evaluator, Function, Language, Script, Statement, Word
 from clusterctl.bash.expand import Expander, quoted_text, text_of
 from clusterctl.bash.state import State, Stop
-from clusterctl.bash.syntax import Node, Source, errors, parse, source_of
+from clusterctl.bash.syntax import Source, errors, parse, source_of
 from clusterctl.bash.texts import Value, compiled, is_open, pattern, shown, unknown
 from clusterctl.errors import Fault, InputFaults
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 
 def _assignment(run: Evaluator, source: Source, node: Node) -> bool:

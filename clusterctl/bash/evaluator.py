@@ -7,12 +7,16 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clusterctl.bash.arithmetic import compute
 from clusterctl.bash.state import GIVEN, State, Stop
-from clusterctl.bash.syntax import Node, Source, errors, parse, source_of
+from clusterctl.bash.syntax import Source, errors, parse, source_of
 from clusterctl.bash.texts import BEGIN, END, MOST_CHARACTERS, Value, is_open, shown, unknown
 from clusterctl.errors import Fault, InputFaults
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 # Statements of one script, with those of its loops.
 MOST_STEPS = 50_000
@@ -91,7 +95,7 @@ class Script:
         return dict(reversed(kept.items()))
 
 
-Statement = Callable[["Evaluator", Source, Node], "bool | None"]
+Statement = Callable[["Evaluator", Source, "Node"], "bool | None"]
 Builtin = Callable[["Evaluator", list[str]], "bool | None"]
 
 

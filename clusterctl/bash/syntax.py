@@ -6,31 +6,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.bash.texts import shown
 from clusterctl.errors import Fault, InputFaults, UsageError
 
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
 # Script files are short.
 MOST_CHARACTERS = 1 << 20
-
-
-class Node(Protocol):
-    """A node of the tree that tree-sitter returns."""
-
-    type: str
-    start_byte: int
-    end_byte: int
-    start_point: tuple[int, int]
-    is_named: bool
-    is_missing: bool
-    has_error: bool
-    children: list[Node]
-    named_children: list[Node]
-
-    def child_by_field_name(self, name: str) -> Node | None: ...
-
-    def children_by_field_name(self, name: str) -> list[Node]: ...
 
 
 @dataclass(frozen=True)
