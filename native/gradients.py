@@ -148,6 +148,31 @@ def dropout_add_op(register: Op, forward: Op, backward: Op) -> Op:
     return op
 
 
+# ---- gelu
+
+
+def gelu_ops(register: Op, forward: Op, backward: Op) -> tuple[Op, Op]:
+    """Register GELU of x, or of x + bias, and its gradient, which also sums that of the bias in fp32."""
+
+    def shapes(upstream: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
+        # Without a bias, its gradient is empty.
+        return _like(x), x.new_empty(0 if bias is None else x.shape[-1], dtype=torch.float32)
+
+    def keep(ctx: Any, inputs: tuple[Tensor, Tensor | None, bool], output: Tensor) -> None:
+        x, bias, ctx.tanh = inputs
+        ctx.save_for_backward(x, bias)
+
+    def gradient(ctx: Any, upstream: Tensor) -> Gradients:
+        x, bias = ctx.saved_tensors
+        own, sums = back(upstream, x, bias, ctx.tanh)
+        return own, None if bias is None else sums.to(bias.dtype), None
+
+    schema = "gelu_backward(Tensor upstream, Tensor x, Tensor? bias, bool tanh) -> (Tensor, Tensor)"
+    back: Op = register(schema, backward, shapes)
+    op: Op = register("gelu(Tensor x, Tensor? bias, bool tanh) -> Tensor", forward, _like, keep, gradient)
+    return op, back
+
+
 # ---- swiglu
 
 

@@ -300,7 +300,7 @@ _BESIDE = {
 # Ops that share a file.
 _NORMS = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 _CPU_FILES = {**dict.fromkeys(_NORMS, "norm"), "bias_gelu": "gelu"}
-_CUDA_FILES = dict.fromkeys(_NORMS, "norms")
+_CUDA_FILES = {**dict.fromkeys(_NORMS, "norms"), "bias_gelu": "gelu"}
 # The ops that a backend does not have.
 _MISSING = {
     # Pages in CPU memory have another layout; see native/decode.

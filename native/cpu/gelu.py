@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from native import reference
 from native.compiled.arguments import INT, POINTER, SIZE, structure
 from native.compiled.library import load
 from native.compiled.op import address, computes, kernel, register
+from native.gradients import gelu_ops
 
 # The rows are divided into this many pieces; each has a separate sum of the bias's gradient.
 PIECES = 32
@@ -86,29 +86,4 @@ def _run(x: Tensor, bias: Tensor | None, above: Tensor | None, sums: Tensor | No
     return out
 
 
-def _empty(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _gradients(upstream: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
-    width = 0 if bias is None else x.shape[-1]
-    return _empty(x, bias, tanh), x.new_empty(width, dtype=torch.float32)
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor | None, bool], output: Tensor) -> None:
-    x, bias, ctx.tanh = inputs
-    ctx.save_for_backward(x, bias)
-
-
-def _gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor | None, None]:
-    x, bias = ctx.saved_tensors
-    own, sums = _BACKWARD(upstream, x, bias, ctx.tanh)
-    return own, None if bias is None else sums, None
-
-
-_BACKWARD = register(
-    "gelu_backward(Tensor upstream, Tensor x, Tensor? bias, bool tanh) -> (Tensor, Tensor)",
-    _backward,
-    _gradients,
-)
-_FORWARD = register("gelu(Tensor x, Tensor? bias, bool tanh) -> Tensor", _forward, _empty, _keep, _gradient)
+_FORWARD, _BACKWARD = gelu_ops(register, _forward, _backward)

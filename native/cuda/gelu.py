@@ -1,17 +1,15 @@
-"""GELU on CUDA, with one pass in each direction; only the input is stored for the backward pass."""
+"""GELU on CUDA, of x or of x + bias, with one pass in each direction; only the inputs are kept for the backward pass."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from native import reference
 from native.cuda import language
 from native.cuda.blocks import blocks_for
 from native.cuda.language import jit, on_device, register, tl
-from native.reference import gelu as plain
-from native.reference import gelu_backward as plain_backward
+from native.gradients import gelu_ops
 
 METHOD = "one pass each way"
 
@@ -19,16 +17,24 @@ METHOD = "one pass each way"
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """Return GELU of `x`, exact or by tanh."""
     if approximate not in ("none", "tanh") or not language.computes("gelu", x):
-        return plain(x, approximate)
-    result: Tensor = _FORWARD(x, approximate == "tanh")
+        return reference.gelu(x, approximate)
+    result: Tensor = _FORWARD(x, None, approximate == "tanh")
     return result
 
 
 def gelu_backward(x: Tensor, upstream: Tensor, approximate: str = "none") -> Tensor:
     """Return the gradient of `x` from that of `gelu`."""
     if approximate not in ("none", "tanh") or not language.computes("gelu", x):
-        return plain_backward(x, upstream, approximate)
-    result: Tensor = _BACKWARD(x, upstream, approximate == "tanh")
+        return reference.gelu_backward(x, upstream, approximate)
+    result: Tensor = _BACKWARD(upstream, x, None, approximate == "tanh")[0]
+    return result
+
+
+def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
+    """Return GELU of x + bias, exact or by tanh; the sum is never stored."""
+    if approximate not in ("none", "tanh") or not language.computes("bias_gelu", x):
+        return reference.bias_gelu(x, bias, approximate)
+    result: Tensor = _FORWARD(x, bias, approximate == "tanh")
     return result
 
 
@@ -70,6 +76,69 @@ def _gelu(
     tl.store(out_at + at, out.to(out_at.dtype.element_ty), at < count)
 
 
+@jit
+def _values(
+    x_at: tl.tensor, bias_at: tl.tensor, out_at: tl.tensor, count: tl.tensor, width: tl.tensor,
+    TANH: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    x = tl.load(x_at + at, inside, 0.0).to(tl.float32) + tl.load(bias_at + at % width, inside, 0.0).to(
+        tl.float32
+    )
+    tl.store(out_at + at, gelu_of(x, TANH).to(out_at.dtype.element_ty), inside)
+
+
+@jit
+def _slopes(
+    x_at: tl.tensor, bias_at: tl.tensor, upstream_at: tl.tensor, out_at: tl.tensor, sums_at: tl.tensor,
+    rows: tl.tensor, width: tl.tensor, piece: tl.tensor, TANH: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    bias = tl.load(bias_at + column, inside, 0.0).to(tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for row in range(program * piece, tl.minimum(program * piece + piece, rows)):
+        at = row * width + column
+        x = tl.load(x_at + at, inside, 0.0).to(tl.float32) + bias
+        slope = tl.load(upstream_at + at, inside, 0.0).to(tl.float32) * gelu_slope(x, TANH)
+        tl.store(out_at + at, slope.to(out_at.dtype.element_ty), inside)
+        total += slope
+    tl.store(sums_at + program * width + column, total, inside)
+
+
+def _forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
+    if bias is None:
+        return _run(x, None, tanh)
+    x, own = x.contiguous(), bias.contiguous()
+    out, count, blocks = torch.empty_like(x), x.numel(), blocks_for(x)
+    if count:
+        grid = (-(-count // blocks.flat),)
+        with on_device(x):
+            _values[grid](x, own, out, count, x.shape[-1], TANH=tanh, BLOCK=blocks.flat)
+    return out
+
+
+def _backward(upstream: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
+    """Return the gradient of `x`, and in fp32 that of the bias."""
+    if bias is None:
+        return _run(x, upstream, tanh), x.new_empty(0, dtype=torch.float32)
+    x, own = x.contiguous(), bias.contiguous()
+    width, blocks = x.shape[-1], blocks_for(x)
+    rows = x.numel() // max(1, width)
+    piece = -(-max(1, rows) // blocks.pieces)
+    pieces = -(-rows // piece)
+    out = torch.empty_like(x)
+    sums = torch.zeros(pieces, width, dtype=torch.float32, device=x.device)
+    if rows and width:
+        size = min(blocks.flat, language.width_of(width))
+        given = (x, own, upstream.contiguous(), out, sums, rows, width, piece)
+        with on_device(x):
+            _slopes[(pieces, -(-width // size))](*given, TANH=tanh, BLOCK=size)
+    return out, sums.sum(0)
+
+
 def _run(x: Tensor, upstream: Tensor | None, tanh: bool) -> Tensor:
     x = x.contiguous()
     above = x if upstream is None else upstream.contiguous()
@@ -82,22 +151,4 @@ def _run(x: Tensor, upstream: Tensor | None, tanh: bool) -> Tensor:
     return out
 
 
-def _forward(x: Tensor, tanh: bool) -> Tensor:
-    return _run(x, None, tanh)
-
-
-def _empty(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, ctx.tanh = inputs
-    ctx.save_for_backward(x)
-
-
-def _gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-    return _BACKWARD(ctx.saved_tensors[0], upstream, ctx.tanh), None
-
-
-_BACKWARD = register("gelu_backward(Tensor x, Tensor upstream, bool tanh) -> Tensor", _run, _empty)
-_FORWARD = register("gelu(Tensor x, bool tanh) -> Tensor", _forward, _empty, _keep, _gradient)
+_FORWARD, _BACKWARD = gelu_ops(register, _forward, _backward)

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from native.cuda.adamw import adamw
-from native.cuda.bias_gelu import bias_gelu
 from native.cuda.cross_entropy import cross_entropy
 from native.cuda.dropout_add import dropout_add
-from native.cuda.gelu import gelu
+from native.cuda.gelu import bias_gelu, gelu
 from native.cuda.grouped_linear import grouped_linear
 from native.cuda.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from native.cuda.paged_attention import paged_attention, store_in_pages
