@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +26,13 @@ Number = TypeVar("Number", int, float)
 
 
 @contextlib.contextmanager
+def scratch(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """Yield a new folder, which is removed when the block ends."""
+    with tempfile.TemporaryDirectory(prefix=f"{prefix}-", dir=parent, ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+@contextlib.contextmanager
 def sandbox(
     prefix: str, nodes: int, devices: int = 1, *, mode: str = "auto", with_slurm: bool = False
 ) -> Iterator[tuple[Sandbox, Path]]:
@@ -33,15 +40,12 @@ def sandbox(
     # Import it only here, because measured programs import this module too.
     from clusterctl.sandbox import cluster
 
-    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}-"))
-    try:
+    with scratch(prefix) as folder:
         made = cluster.up(folder / "nodes", nodes=nodes, devices=devices, mode=mode, with_slurm=with_slurm)
         try:
             yield made, folder
         finally:
             made.down()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def user_environment(*without: str, **own: str) -> dict[str, str]:
@@ -197,7 +201,17 @@ def aligned(rows: Sequence[Sequence[object]]) -> str:
     return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
+def log(text: str) -> None:
+    """Print a line on the screen, beside the results."""
+    print(text, file=sys.stderr, flush=True)
+
+
 # -- processes
+
+
+def end_by_signal() -> None:
+    """Turn SIGTERM into an exit, so that all that this process started is ended, and its folders are deleted."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
 
 
 def cpu_of(pid: int, children: bool = False) -> float:

@@ -11,11 +11,11 @@ run only shows that the program works.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from functools import partial
 from pathlib import Path
 
+from bench.field import end_by_signal
 from bench.hardware.runner import Runner, Step
 from bench.hardware.table import tables
 
@@ -69,8 +69,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu", "npu"), default="cuda")
     parser.add_argument("--only", nargs="+", metavar="STEP", help="run only the steps that begin with this")
     options = parser.parse_args()
-    # Turn SIGTERM into an exit, so that the table is written.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+    end_by_signal()
     runner = Runner(options.out, options.seconds)
     wanted = tuple(options.only or ("",))
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ import native
 from bench.hardware.step import emit, part
 from bench.serve.decode import prompts, run, submitted
 from bench.serve.peer import exactly
-from bench.train.activities import Recorder, wait
+from bench.train.activities import Recorder, seconds
 from native.decode.paged import PAGE
 from trainer.config.model import ModelConfig
 from trainer.config.model_sizes import SIZES, sized
@@ -120,7 +119,8 @@ def transformers(config: ModelConfig, device: str) -> None:
             with part(TABLE, **about), torch.inference_mode():
                 ids = torch.tensor(prompts(texts, length, config.vocab), device=device)
                 few, many = (
-                    seconds_of(partial(exactly, model, ids, count, **more), device) for count in (1, new + 1)
+                    seconds(device, partial(exactly, model, ids, count, **more), 1, warm=1)
+                    for count in (1, new + 1)
                 )
                 each = (many - few) / new
                 emit(
@@ -131,16 +131,6 @@ def transformers(config: ModelConfig, device: str) -> None:
                     **{"GB moved": gigabytes(config, texts, length + new // 2)},
                 )
                 emit(PROMPTS, **about, tokens=length, s=few, **{"tokens/s": texts * length / few})
-
-
-def seconds_of(work: Callable[[], object], device: str) -> float:
-    """Return the seconds of the second call."""
-    for _ in range(2):
-        wait(device)
-        began = time.perf_counter()
-        work()
-        wait(device)
-    return time.perf_counter() - began
 
 
 def main() -> None:

@@ -7,13 +7,12 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import torch
 
 import native
 from bench.hardware.step import emit, part
-from bench.train.activities import runtime_of, wait
+from bench.train.activities import runtime_of, seconds, wait
 from trainer.plan.resolve import read_config
 from trainer.train.rates import Rates
 
@@ -21,18 +20,6 @@ TABLE = "facts"
 # How large the products and copies are.
 SIDES = {"cuda": 8192, "npu": 8192, "cpu": 512}
 COPIED = {"cuda": 1 << 30, "npu": 1 << 30, "cpu": 1 << 24}
-
-
-def seconds(device: str, run: Callable[[], object], rounds: int = 20) -> float:
-    """Return the seconds of one call, with the device's work."""
-    for _ in range(3):
-        run()
-    wait(device)
-    began = time.perf_counter()
-    for _ in range(rounds):
-        run()
-    wait(device)
-    return (time.perf_counter() - began) / rounds
 
 
 def versions(device: str) -> None:

@@ -17,11 +17,11 @@ import argparse
 import json
 import os
 import platform
-import signal
 import sys
 from dataclasses import fields
 from pathlib import Path
 
+from bench.field import end_by_signal, log
 from bench.reach.field import field
 from bench.reach.figures import Measured
 from bench.reach.launches import missed
@@ -88,8 +88,7 @@ def main() -> int:
     given = {size.name: vars(options)[size.name] for size in fields(Sizes) if vars(options)[size.name]}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     rows = options.rows or list(ROWS)
-    # Turn SIGTERM into an exit, so that the nodes are stopped with this process.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+    end_by_signal()
     sizes = Sizes(**{**(QUICK if options.quick else {}), **given})
     found = measured(rows, sizes, options.json)
     return int(any(entry.failed for entry in found if entry.tool.startswith(OURS)))
@@ -126,10 +125,6 @@ def most(rows: list[str], sizes: Sizes) -> int:
         "storm": sizes.storm_nodes, "model": max(sizes.model_nodes),
     }  # fmt: skip
     return max(needs[row] for row in rows)
-
-
-def log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def table(found: list[Measured]) -> str:

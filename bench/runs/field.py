@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,8 +81,7 @@ class Ground:
 @contextlib.contextmanager
 def ground(nodes: int = 2, devices: int = 2) -> Iterator[Ground]:
     """Yield running nodes; when the block ends, they and all runs on them are stopped."""
-    # Stop the nodes even if this process is terminated.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+    field.end_by_signal()
     with sandbox("runs", nodes, devices) as (made, folder):
         site = Ground(made, folder)
         try:

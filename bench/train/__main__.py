@@ -16,17 +16,14 @@ FLOPs are counted as in PaLM: 6 N + 12 L E T per token (N all parameters, L laye
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import shutil
-import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bench.field import end_by_signal, log, scratch
 from bench.train.contributions import contributions, contributions_table
 from bench.train.field import (
     Field,
@@ -59,10 +56,6 @@ WORKS = {
 # The smallest number of rounds.
 LEAST = 3
 KINDS = ("ours", "eager", "compile", "huggingface", "megatron", "products", "loop", "loop-eager")
-
-
-def log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def alone(tuned: bool) -> list[Subject]:
@@ -100,15 +93,6 @@ def together() -> list[Subject]:
     ]
 
 
-@contextlib.contextmanager
-def scratch() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="train-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def flops_a_token(model: ModelConfig) -> float:
     return 6.0 * model.parameters() + 12.0 * model.layers * model.hidden * model.sequence
 
@@ -125,7 +109,7 @@ def measure(name: str, options: argparse.Namespace) -> JsonObject:
         subjects = [subject for subject in subjects if subject.kind in ("ours", "compile", "huggingface")]
     subjects = [subject for subject in subjects if not options.only or subject.kind in options.only]
     until = time.monotonic() + options.seconds
-    with scratch() as folder:
+    with scratch("train") as folder:
         field = Field(folder, work, options.peers, threads=1 if options.cpu else 0)
         for group in [[subject] for subject in subjects] if work.sequential else [subjects]:
             try:
@@ -267,7 +251,7 @@ def not_there(found: JsonObject) -> list[str]:
 
 def speed(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
     if options.without:
-        with scratch() as folder:
+        with scratch("train") as folder:
             rows = contributions(Field(folder, WORKS[name]), options.without, log)
         return {"row": name, "ops": [asdict(each) for each in rows]}, contributions_table(name, rows)
     found = measure(name, options)
@@ -277,7 +261,7 @@ def speed(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
 def losses(name: str, options: argparse.Namespace) -> tuple[JsonObject, str]:
     from bench.train.losses import losses_row, losses_table
 
-    with scratch() as folder:
+    with scratch("train") as folder:
         found = losses_row(folder, log)
     return found, losses_table(found)
 
@@ -320,8 +304,7 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to this file")
     options = parser.parse_args()
-    # Turn SIGTERM into an exit, so that subjects are ended and folders deleted.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+    end_by_signal()
     unknown = [name for name in options.rows if name not in ROWS]
     if unknown:
         parser.error(f"there is no row {', '.join(unknown)}; rows are {', '.join(ROWS)}")

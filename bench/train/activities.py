@@ -84,6 +84,18 @@ class Recorder:
         return Activities(wall, busy / 1e6, len(own), starts, max(0, waits - waits_of_ours))
 
 
+def seconds(device: str, run: Callable[[], object], rounds: int = 20, warm: int = 3) -> float:
+    """Return the seconds of one call, with the device's work."""
+    for _ in range(warm):
+        run()
+    wait(device)
+    began = time.perf_counter()
+    for _ in range(rounds):
+        run()
+    wait(device)
+    return (time.perf_counter() - began) / rounds
+
+
 def spent(device: str, run: Callable[[], object], rounds: int) -> tuple[float, Activities]:
     """Return the host's seconds of one call of `run`, and the device's work in `rounds` calls, after a warm-up."""
     for _ in range(3):

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.field import ROOT, free_port
+from bench.train.ranks import draw_corpus, environments
 from bench.train.spec import ModelWork, Spec, StepFigures
 from clusterctl.wire.contract import MALLOC_TUNING
 from trainer.config.train_config import TrainConfig
-from trainer.corpus.indexed import Writer
 from trainer.plan.resolve import read_config
 from trainer.samples.cache import IndexCache
 from trainer.samples.dataset import Batches, Data, Share
@@ -173,13 +172,14 @@ class Field:
         self._spec(subject, nudge).write(spec)
         argv = [self.peers if subject.peer else sys.executable, "-W", "ignore"]
         argv += ["-m", "bench.train.subject", str(spec)]
-        shared = {**self._environment(subject), "PYTHONPATH": str(ROOT)}
+        shared = self._environment(subject)
+        own = environments(self.work.ranks, self.work.device.split(":")[0], self.threads)
         began = time.monotonic()
         log_file = self.folder / f"{spec.stem}.log"
         try:
             with log_file.open("wb") as log:
-                for rank in range(self.work.ranks):
-                    env = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                for environment in own:
+                    env = {**shared, **environment}
                     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
                     started = subprocess.Popen(argv, env=env, cwd=self.folder, text=True, **pipes)
                     subject.processes.append(started)
@@ -224,14 +224,6 @@ class Field:
         return {
             **environment,
             **(MALLOC_TUNING if subject.tuned else {}),
-            "WORLD_SIZE": str(self.work.ranks),
-            "LOCAL_WORLD_SIZE": str(self.work.ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "CLUSTERCTL_DEVICE_KIND": self.work.device.split(":")[0],
-            "OMP_NUM_THREADS": str(self.threads),
-            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
             "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_VERBOSITY": "error",
@@ -251,14 +243,6 @@ MODEL_KEYS = (
     "eps",
     "init_std",
 )
-
-
-def draw_corpus(prefix: Path, vocab: int, tokens: int) -> None:
-    """Write a corpus of uniformly random ids, so that all steps are equally difficult."""
-    ids = np.random.RandomState(1).randint(0, vocab, tokens).astype(np.uint16)
-    with Writer(prefix, np.uint16) as writer:
-        for start in range(0, tokens, 4096):
-            writer.add_document([ids[start : start + 4096]])
 
 
 def write_batches(config: TrainConfig, folder: Path) -> Path:

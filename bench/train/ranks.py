@@ -20,19 +20,17 @@ class Failed(Exception):
     """A rank failed; the message has its last lines."""
 
 
-def environments(ranks: int) -> list[dict[str, str]]:
-    """Return the environment of every rank; the cores are divided among them."""
+def environments(ranks: int, kind: str = "cpu", threads: int = 0) -> list[dict[str, str]]:
+    """Return what a launch adds to the environment of each rank; threads: 0 divides the cores among the ranks."""
     shared = {
-        **os.environ,
-        **MALLOC_TUNING,
         "PYTHONPATH": str(ROOT),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "GLOO_SOCKET_IFNAME": "lo",
-        "CLUSTERCTL_DEVICE_KIND": "cpu",
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
+        "CLUSTERCTL_DEVICE_KIND": kind,
+        "OMP_NUM_THREADS": str(threads or max(1, (os.cpu_count() or 1) // ranks)),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     }
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
@@ -45,7 +43,13 @@ def run(argv: Sequence[str], ranks: int, folder: Path) -> list[str]:
     for path, environment in zip(places, environments(ranks), strict=True):
         with path.open("w") as out, path.with_suffix(".err").open("w") as err:
             started.append(
-                subprocess.Popen(argv, env=environment, stdout=out, stderr=err, start_new_session=True)
+                subprocess.Popen(
+                    argv,
+                    env={**os.environ, **MALLOC_TUNING, **environment},
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                )
             )
     try:
         waiting = dict(enumerate(started))
@@ -84,17 +88,17 @@ def write_config(folder: Path, train_part: dict[str, object]) -> Path:
     found = plan_config({**train_part, "data": {"prefix": "x"}}, 1).config
     samples = (train_part.get("global_batch") or 64 * found.micro_batch) * (found.steps + 1)
     prefix = folder / "tokens"
-    make_corpus(prefix, min(samples, 4096) * (found.model.sequence + 1))
+    draw_corpus(prefix, 1000, min(samples, 4096) * (found.model.sequence + 1))
     file = folder / "train.json"
     file.write_text(json.dumps({**train_part, "data": {"prefix": str(prefix), "split": "1,0,0"}}))
     return file
 
 
-def make_corpus(prefix: Path, tokens: int) -> None:
-    """Write a corpus of ids below 1,000 in documents of 4,096 tokens."""
+def draw_corpus(prefix: Path, vocab: int, tokens: int) -> None:
+    """Write a corpus of uniformly random ids in documents of 4,096 tokens, so that all steps are equally difficult."""
     import numpy as np
 
-    ids = np.random.RandomState(1).randint(0, 1000, tokens).astype(np.uint16)
+    ids = np.random.RandomState(1).randint(0, vocab, tokens).astype(np.uint16)
     with Writer(prefix, np.uint16) as writer:
         for start in range(0, tokens, 4096):
             writer.add_document([ids[start : start + 4096]])

@@ -16,12 +16,11 @@ import filecmp
 import json
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from bench import field
-from bench.field import Option, read_options
+from bench.field import Option, read_options, scratch
 
 REPORT = """
 import json, resource, sys, time
@@ -238,8 +237,7 @@ def main() -> None:
     )
     if arguments.megatron_lm and not arguments.megatron:
         sys.exit("--megatron-lm needs --megatron")
-    folder = Path(tempfile.mkdtemp(prefix="weights-", dir=arguments.folder))
-    try:
+    with scratch("weights", arguments.folder) as folder:
         source, ours = folder / "hf", folder / "ours"
         run(sys.executable, MAKE, arguments.model, source)
         show("import", run(sys.executable, IMPORT, source, ours))
@@ -253,8 +251,6 @@ def main() -> None:
             show("save_pretrained", run(arguments.peer, SAVE, source, folder / "peer"))
         largest = run(sys.executable, LARGEST, arguments.model)["largest_mb"]
         print(f"largest tensor {largest:,.0f} MB; 1.2 of it and 300 MB: {1.2 * largest + 300:,.0f} MB")
-    finally:
-        shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""GELU on CUDA, of x or of x + bias, with one pass in each direction; only the inputs are kept for the backward pass."""
+"""GELU on CUDA, of x or of x + bias, with one pass in each direction; only inputs are kept for the backward pass."""
 
 from __future__ import annotations
 

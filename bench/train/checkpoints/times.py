@@ -16,7 +16,6 @@ import os
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -31,7 +30,7 @@ import torch.multiprocessing as mp
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import native
-from bench.field import Option, free_port, read_options
+from bench.field import Option, free_port, read_options, scratch
 from trainer.checkpoint.checkpointer import Checkpointer, Progress
 from trainer.config.data import DataIdentity
 from trainer.config.train_config import TrainConfig
@@ -172,8 +171,5 @@ def measure_torch(
 
 def main() -> None:
     options = read_options(__doc__, size="gpt2-124M", rounds=5, folder=Option(Path, "where to save"))
-    folder = tempfile.mkdtemp(prefix="checkpoints-", dir=options.folder)
-    try:
-        mp.spawn(rank_main, (options.size, folder, free_port(), options.rounds), nprocs=RANKS)
-    finally:
-        shutil.rmtree(folder)
+    with scratch("checkpoints", options.folder) as folder:
+        mp.spawn(rank_main, (options.size, str(folder), free_port(), options.rounds), nprocs=RANKS)
