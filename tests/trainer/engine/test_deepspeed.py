@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.engine.test_layouts import MODELS, STEPS, alike, changes_of, losses  # noqa: F401
+from tests.trainer.engine.test_layouts import MODELS, PART, STEPS, alike, changes_of, losses  # noqa: F401
 from trainer.plan.summary import check
 
 pytest.importorskip("deepspeed")
@@ -92,12 +92,13 @@ def test_a_checkpoint_goes_from_one_engine_and_layout_to_any_other(
 ) -> None:
     train_here(tmp_path / "one", **changes_of(model, prefix))
     for part, (ranks, changes) in enumerate(journey):
-        config = raw_config(**changes_of(model, prefix, save={"every": 5, "keep": 9}, **changes))
+        config = raw_config(**changes_of(model, prefix, save={"every": PART, "keep": 9}, **changes))
         last = part == len(journey) - 1
-        fault = {} if last else {"CLUSTERCTL_FAULT": f"rank{ranks - 1}:step{5 * part + 7}:exit7"}
+        fault = {} if last else {"CLUSTERCTL_FAULT": f"rank{ranks - 1}:step{PART * (part + 1) + 2}:exit7"}
         done = run_ranks(ranks, config, tmp_path / "parts", **fault)
         assert done[-1].returncode == (0 if last else 7), done[-1].stderr
-    assert [start["step"] for start in metrics(tmp_path / "parts", "start")] == [0, 5, 10, 15][: len(journey)]
+    starts = [start["step"] for start in metrics(tmp_path / "parts", "start")]
+    assert starts == [PART * part for part in range(len(journey))]
     one, parts = (losses(metrics(tmp_path / name, "step")) for name in ("one", "parts"))
     assert one.keys() == parts.keys() and len(one) == STEPS
     for step, (loss, norm) in one.items():

@@ -4,7 +4,7 @@
     python -m pytest tests/trainer/engine/test_every_layout.py -s -k any_other --cases 400
     ... -k "one_process and deepspeed and glm and pipeline2 and zero1" --cases 2000
 
-A tiny GPT, one with rotary positions and SwiGLU ("newer") and a tiny GLM train 20 steps in fp32 without dropout, on 1,
+A tiny GPT, one with rotary positions and SwiGLU ("newer") and a tiny GLM train 12 steps in fp32 without dropout, on 1,
 2, 4 and 8 ranks, with real process groups on loopback. Without --cases only a few layouts are tested; the largest
 relative difference of a loss is printed at the end.
 """
@@ -24,7 +24,7 @@ import pytest
 
 from trainer.plan.resolve import try_config
 
-STEPS, BATCH, VOCAB = 20, 8, 60
+STEPS, BATCH, VOCAB = 12, 8, 60
 HALF = STEPS // 2
 SHAPE = {"layers": 4, "hidden": 64, "heads": 8, "sequence": 32}
 MODELS = {

@@ -16,7 +16,7 @@ Read = Callable[..., list[dict[str, Any]]]
 
 # Small: a CPU multiplies fp16 at a tenth of fp32's rate, or less. The second tensor parallel rank has tokens too.
 MODEL = {"layers": 2, "hidden": 32, "heads": 2, "sequence": 16, "vocab": 300}
-STEPS = 50
+STEPS = 25
 # No step overflows at this scale, so that fp16 and fp32 make the same updates.
 LOSS_SCALE = {"initial": 4096.0}
 NONE: Mapping[str, str] = {}

@@ -51,7 +51,9 @@ MODELS = {
     "glm4": GLM_4,
     "starcoder": STARCODER,
 }
-STEPS = 20
+STEPS = 12
+# Of a journey from layout to layout: each part dies two steps after its checkpoint.
+PART = 3
 
 
 def changes_of(model: str, prefix: Path, **changes: Any) -> dict[str, Any]:
@@ -59,8 +61,9 @@ def changes_of(model: str, prefix: Path, **changes: Any) -> dict[str, Any]:
     if model == "glm":
         data["eod"] = 3
     schedule = {"lr": 1e-2, "min_lr": 1e-3, "warmup_steps": 2}
-    rest = {"steps": STEPS, "eval": {"every": 10, "batches": 2}, "save": {"every": 10}, "optimizer": schedule}
-    return {"model": MODELS[model], "data": data, **rest, **changes}
+    half = STEPS // 2
+    rest = {"eval": {"every": half, "batches": 2}, "save": {"every": half}, "optimizer": schedule}
+    return {"model": MODELS[model], "data": data, "steps": STEPS, **rest, **changes}
 
 
 def losses(lines: list[dict[str, Any]]) -> dict[int, tuple[float, float]]:
@@ -292,13 +295,13 @@ def test_a_checkpoint_of_one_layout_goes_on_in_any_other(
 ) -> None:
     train_here(tmp_path / "one", **changes_of(model, prefix))
     for part, (ranks, parallel, zero) in enumerate(journey):
-        changes = changes_of(model, prefix, parallel=parallel, zero=zero, save={"every": 5, "keep": 9})
+        changes = changes_of(model, prefix, parallel=parallel, zero=zero, save={"every": PART, "keep": 9})
         last = part == len(journey) - 1
-        fault = {} if last else {"CLUSTERCTL_FAULT": f"rank{ranks - 1}:step{5 * part + 7}:exit7"}
+        fault = {} if last else {"CLUSTERCTL_FAULT": f"rank{ranks - 1}:step{PART * (part + 1) + 2}:exit7"}
         done = run_ranks(ranks, raw_config(**changes), tmp_path / "parts", **fault)
         assert done[-1].returncode == (0 if last else 7), done[-1].stderr
     starts = metrics(tmp_path / "parts", "start")
-    assert [start["step"] for start in starts] == [0, 5, 10][: len(journey)]
+    assert [start["step"] for start in starts] == [PART * part for part in range(len(journey))]
     one, parts = (losses(metrics(tmp_path / name, "step")) for name in ("one", "parts"))
     assert one.keys() == parts.keys()
     for step, (loss, norm) in one.items():
