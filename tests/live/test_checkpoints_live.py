@@ -13,7 +13,7 @@ import pytest
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.sandbox import cluster, namespaces
 from tests.live.conftest import Shell, clean_environment
-from tests.live.test_restarts_live import wait_for
+from tests.live.test_restarts_live import end_clearer, wait_for
 from tests.live.test_training import data as data
 from tests.live.test_training import job_file, losses
 
@@ -58,6 +58,7 @@ def test_a_node_is_lost_with_its_disk_and_the_run_goes_on_from_the_newest_copied
     shutil.rmtree(three_nodes.directory / "node1" / "home" / ".clusterctl")
     followed = shell("attach", run.run_id, timeout=300)
     assert followed.returncode == 0, followed.stderr
+    end_clearer(run)
     assert run.read_record().ranks == {"node3": (0,), "node2": (1,)}
     starts = [metric.step for metric in run.metric_lines() if metric.kind == "start"]
     assert len(starts) == 2

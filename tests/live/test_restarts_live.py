@@ -272,6 +272,12 @@ def three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Sa
     cluster.down(directory)
 
 
+def end_clearer(run: RunDir) -> None:
+    """End the process that waits for a node which never comes back."""
+    wait_for(run.clearer)
+    os.kill(run.clearer() or 0, signal.SIGKILL)
+
+
 def test_a_spare_takes_the_place_of_the_first_node_and_its_checkpoints(
     tmp_path: Path, data: Path, three_nodes: cluster.Sandbox
 ) -> None:
@@ -297,6 +303,4 @@ def test_a_spare_takes_the_place_of_the_first_node_and_its_checkpoints(
     assert len(starts) == 2
     assert starts[1] >= 4
     assert losses(run.root).keys() == set(range(1, 101))
-    # It waits for the node, which never comes back.
-    wait_for(run.clearer)
-    os.kill(run.clearer() or 0, signal.SIGKILL)
+    end_clearer(run)
