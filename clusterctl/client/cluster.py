@@ -284,7 +284,7 @@ class Cluster:
         launch = Launch.of(Target(job, chosen, spares), runs_folder(runs), checks=checks)
         # The document only gives errors of the job file their place, and the job is checked.
         target = replace(launch.target, job=replace(launch.target.job, document=None))
-        launcher.start(launcher.Start(replace(launch, target=target), self._session.reach), report)
+        launcher.start(replace(launch, target=target), self._session.reach, report)
         return Run(launch.run, self._session.reach)
 
     def _nodes_of(self, job: Job) -> tuple[inventory.Cluster, tuple[Node, ...]]:

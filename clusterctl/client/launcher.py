@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.client.attempts import Launch, Reports, start_and_control
@@ -28,15 +27,7 @@ if TYPE_CHECKING:
     pass
 
 
-@dataclass(frozen=True)
-class Start:
-    """What to start, and how to reach it."""
-
-    launch: Launch
-    reach: Reach
-
-
-def start(order: Start, report: Callable[[str, str], None]) -> None:
+def start(launch: Launch, reach: Reach, report: Callable[[str, str], None]) -> None:
     """Start a run and return; raise the error if it did not start. An interrupt stops what has started."""
     ours, theirs = socket.socketpair()
     with ours:
@@ -49,7 +40,7 @@ def start(order: Start, report: Callable[[str, str], None]) -> None:
                 start_new_session=True,
             )
         try:
-            ours.sendall(pickle.dumps(order))
+            ours.sendall(pickle.dumps((launch, reach)))
             ours.shutdown(socket.SHUT_WR)
             problem = _result(ours, report)
         except BaseException:
@@ -82,22 +73,22 @@ def main() -> int:
     channel = socket.socket(fileno=int(sys.argv[1]))
     with channel.makefile("rb") as file:
         # Written by the program that started this process.
-        order: Start = pickle.load(file)
+        launch, reach = pickle.load(file)
     starter = Starter(channel)
     # The outermost handler of this process: the program that waits shows the error.
     try:
-        _start_and_control(order, starter)
+        _start_and_control(launch, reach, starter)
     except BaseException as problem:
         starter.failed(problem)
         return 1
     return 0
 
 
-def _start_and_control(order: Start, starter: Starter) -> None:
-    with order.reach.connect(order.launch.reached) as connections:
+def _start_and_control(launch: Launch, reach: Reach, starter: Starter) -> None:
+    with reach.connect(launch.reached) as connections:
         silently = functools.partial(stop_interrupted, note=lambda text: None)
         reports = Reports(lambda _: contextlib.nullcontext(starter.report), silently)
-        start_and_control(order.launch, connections, starter, reports)
+        start_and_control(launch, connections, starter, reports)
 
 
 if __name__ == "__main__":

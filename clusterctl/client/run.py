@@ -135,7 +135,8 @@ class Run:
             if gone and not self.is_ended and self._folder.controller() is None:
                 self.renew_controller()
         if self.phase != "finished":
-            raise RunFailed(f"{self.id} {self.phase}: {self.cause or 'stopped before its end'}", self._hint())
+            hint = f"clusterctl logs show {self.id} --errors"
+            raise RunFailed(f"{self.id} {self.phase}: {self.cause or 'stopped before its end'}", hint)
         return self
 
     def _is_led_elsewhere(self) -> bool:
@@ -209,7 +210,7 @@ class Run:
 
         ranks = None if rank is None else frozenset([rank])
         wanted = LogFilter(ranks=ranks, everybody=True)
-        for file in kept_files(self._folder, attempt or self._attempt()):
+        for file in kept_files(self._folder, attempt or self._folder.read_record().attempt):
             if stream in (None, file.stream):
                 yield from file.lines(wanted)
 
@@ -304,12 +305,6 @@ class Run:
         require_nodes(self._folder)
         with self._reach.connect(self._folder.read_record().cluster) as connections:
             yield connections
-
-    def _attempt(self) -> int:
-        return self._folder.read_record().attempt
-
-    def _hint(self) -> str:
-        return f"clusterctl logs show {self.id} --errors"
 
 
 def runs_folder(runs: str | Path | None = None) -> Path:

@@ -125,15 +125,10 @@ def stop(run: RunDir, connections: Connections, grace: float | None, ssh: str) -
         if missed.nodes and not (run.controller() or run.clearer()) and start(run, ssh):
             missed.hint = will_stop(run, missed.nodes)
         raise
-    if not over:
-        finish_alone(run, connections)
-    return left
-
-
-def finish_alone(run: RunDir, connections: Connections) -> None:
-    """After a stop without a controller: copy the last output here and record the end."""
-    if run.controller() is None and not run.phase().is_final:
+    if not over and run.controller() is None and not run.phase().is_final:
+        # Without a controller, the last output is copied and the end recorded here.
         wait_for_end(run, connections)
+    return left
 
 
 def start(run: RunDir, ssh: str) -> bool:

@@ -43,13 +43,28 @@ def launch_job(
 ) -> None:
     """Start a job on its nodes, or the part of this pod; follow it to its end, or leave it with `detach`."""
     from clusterctl.cli.views.waiting import shown_while
-    from clusterctl.client.background import deliver_signals
 
     with shown_while("the check of the job"):
         launch = Launch.of(target, options.runs_folder(), checks=not no_checks, run=run)
-    run, trains = launch.run, launch.target.job.train is not None
-    first = begin(launch, accept_new=accept_new)
-    with options.connected(launch.reached) as connections:
+    trains = launch.target.job.train is not None
+    _run_to_the_end(launch, trains, detach=detach, accept_new=accept_new, as_json=as_json, quiet=quiet)
+
+
+def _run_to_the_end(
+    attempt: Launch | Resume,
+    trains: bool,
+    *,
+    detach: bool,
+    accept_new: bool = False,
+    as_json: bool,
+    quiet: bool = False,
+) -> None:
+    """Start an attempt and follow it to the end of its run, or leave it to its controller with `detach`."""
+    from clusterctl.client.background import deliver_signals
+
+    run, known = attempt.run, attempt.run.written_metrics()
+    first = begin(attempt, accept_new=accept_new)
+    with options.connected(attempt.reached) as connections:
         if detach:
             with stopping_on_interrupt(run, connections):
                 deliver_signals()
@@ -63,6 +78,7 @@ def launch_job(
             quiet=quiet,
             as_json=as_json,
             first=first,
+            known=known,
         )
 
 
@@ -80,7 +96,6 @@ def resume_run(
     A finished training is left as it is, unless `overrides` raise its steps.
     """
     from clusterctl.backends.backend import of_run
-    from clusterctl.client.background import deliver_signals
 
     found = options.run_named(run)
     record = found.read_record()
@@ -102,23 +117,8 @@ def resume_run(
         # The batch system chooses the nodes, as it did before.
         report_submitted(found, backend, backend.submit_again(found, job), as_json=as_json)
         return
-    known = found.written_metrics()
     attempt = Resume(found, job if overrides else None, elsewhere)
-    first = begin(attempt)
-    with options.connected(attempt.reached) as connections:
-        if detach:
-            deliver_signals()
-            leave(found, as_json=as_json)
-            return
-        follow_to_the_end(
-            found,
-            connections,
-            stop_on_interrupt=True,
-            trains=job.train is not None,
-            as_json=as_json,
-            first=first,
-            known=known,
-        )
+    _run_to_the_end(attempt, job.train is not None, detach=detach, as_json=as_json)
 
 
 def _check_next(run: RunDir, job: Job, cluster: Cluster | None, *, resubmits: bool) -> None:

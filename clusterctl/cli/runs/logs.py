@@ -5,8 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -139,6 +138,7 @@ def tail(
 ) -> None:
     """Show the last lines of the logs of a run; -f keeps following."""
     from clusterctl.backends import backend as backends
+    from clusterctl.runs.watching.watch import open_watch
 
     found = options.run_named(chosen.run)
     wanted, span, printer = chosen.filter(found), chosen.span(), chosen.printer()
@@ -150,7 +150,7 @@ def tail(
         _tail_fetched(found, wanted, lines, span, printer, follow=follow)
         return
     if follow and not found.phase().is_final:
-        with options.connected_to(found) as connections, _watched(found, connections) as watch:
+        with options.connected_to(found) as connections, open_watch(found, connections) as watch:
             # The run may have ended while this command connected; its backend has then taken its nodes away.
             if not found.phase().is_final:
                 read = _tail(found, wanted, lines, span, printer, goes_on=True)
@@ -277,14 +277,6 @@ def bring_home(run: RunDir) -> None:
     from clusterctl.client.run import Run
 
     Run(run, options.reach()).fetch_logs(lambda text: screen.log(text, "yellow"))
-
-
-@contextmanager
-def _watched(run: RunDir, connections: Connections) -> Iterator[RunWatcher | KeptWatch]:
-    from clusterctl.runs.watching.watch import open_watch
-
-    with open_watch(run, connections) as watch:
-        yield watch
 
 
 def _tail(

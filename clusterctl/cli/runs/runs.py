@@ -146,21 +146,6 @@ def _verdict(run: RunDir) -> str:
     return state.verdict if state else ""
 
 
-def _show_pending(run: RunDir, *, as_json: bool) -> bool:
-    """Show a run that waits for nodes; return False for any other."""
-    from clusterctl.jobs.phase import Phase
-
-    if run.phase() is not Phase.PENDING:
-        return False
-    why = _verdict(run)
-    if as_json:
-        facts = {"run": run.run_id, "folder": str(run.root), "phase": "pending", "verdict": why}
-        screen.show_json(facts)
-    else:
-        screen.write(escape_controls(f"{run.run_id}  pending  {why}") + "\n")
-    return True
-
-
 def status(
     run: options.RunName = "last",
     *,
@@ -174,15 +159,16 @@ def status(
     """Show the live state of a run: phase, step, speed, last activity, ranks and events."""
     from clusterctl.backends import backend as backends
     from clusterctl.cli.views import run_status
+    from clusterctl.client.run import Run
+    from clusterctl.jobs.phase import Phase
 
     found = options.run_named(run)
-    while _show_pending(found, as_json=as_json):
-        if not watch:
+    while found.phase() is Phase.PENDING or not backends.of_run(found).reaches_nodes:
+        ended = _show_recorded(found, Run(found).state(), as_json=as_json)
+        if ended or not watch:
             return
         time.sleep(every)
         found = options.run_named(run)
-    if not backends.of_run(found).reaches_nodes:
-        return _show_recorded(run, watch=watch, every=every, as_json=as_json)
     with options.connected_to(found) as connections:
         if watch:
             _watch(found, connections, every, ranks=ranks, as_json=as_json)
@@ -202,23 +188,15 @@ def status(
         screen.show("", end_block(summary, unicode=unicode, commands=state.is_final))
 
 
-def _show_recorded(name: str, *, watch: bool, every: float, as_json: bool) -> None:
-    """Show a run as its backend reports it; with `watch`, until it has ended."""
-    from clusterctl.runs.state import read_state
-
-    while True:
-        run = options.run_named(name)
-        state = read_state(run)
-        assert state is not None
-        if as_json:
-            screen.show_json({"run": run.run_id, "folder": str(run.root), **state.as_json()})
-        else:
-            nodes = ", ".join(f"{node} {phase}" for node, phase in state.nodes.items())
-            text = "  ".join(part for part in (run.run_id, str(state.phase), nodes, state.verdict) if part)
-            screen.write(escape_controls(text) + "\n")
-        if not watch or state.is_final:
-            return
-        time.sleep(every)
+def _show_recorded(run: RunDir, state: RunState, *, as_json: bool) -> bool:
+    """Show a run as its backend reports it; return whether it has ended."""
+    if as_json:
+        screen.show_json({"run": run.run_id, "folder": str(run.root), **state.as_json()})
+    else:
+        nodes = ", ".join(f"{node} {phase}" for node, phase in state.nodes.items())
+        text = "  ".join(part for part in (run.run_id, str(state.phase), nodes, state.verdict) if part)
+        screen.write(escape_controls(text) + "\n")
+    return state.is_final
 
 
 def _observe(run: RunDir, connections: Connections) -> tuple[RunState, Overview]:
