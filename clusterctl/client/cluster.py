@@ -210,10 +210,20 @@ class Cluster:
         The run has a controller, a process of its own: it continues when this program ends. `overrides` changes keys
         of a job file ({"train.steps": 100}); `code` and `env` belong to a command.
         """
-        from clusterctl.client.request import Request
+        from clusterctl.jobs import job as jobs
+        from clusterctl.jobs.restarts import Restart
 
-        request = Request(job, overrides or {}, devices, code, env or {}, restarts)
-        return self._start(request.as_job(), checks, runs, report)
+        if isinstance(job, (str, Path)):
+            made = jobs.load(Path(job), [f"{key}={value}" for key, value in (overrides or {}).items()])
+            jobs.refuse_secrets(env or {})
+            made = replace(made, env={**made.env, **(env or {})})
+        else:
+            made = jobs.from_command(job, Path(code).resolve() if code is not None else None, env=env or {})
+        if devices is not None:
+            made = replace(made, devices=tuple(devices))
+        if restarts is not None:
+            made = replace(made, restart=replace(made.restart or Restart(), max=restarts))
+        return self._start(made, checks, runs, report)
 
     def start_function(
         self,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from clusterctl.cli import options
+from typing import TYPE_CHECKING
+
+from clusterctl.cli import options, screen
 from clusterctl.cli.launch.job_request import JobRequest
 from clusterctl.cli.launch.options import (
     Changes,
@@ -18,9 +20,13 @@ from clusterctl.cli.launch.options import (
 )
 from clusterctl.cli.launch.plan import show_plan
 from clusterctl.cli.launch.run import launch_job, resume_run
-from clusterctl.cli.launch.target import target_of
 from clusterctl.cli.views.waiting import shown_while
+from clusterctl.client.attempts import Target
 from clusterctl.errors import Collected, UsageError
+
+if TYPE_CHECKING:
+    from clusterctl.cli.launch.node_choice import Choice
+    from clusterctl.jobs.job import Job
 
 
 def launch(
@@ -56,11 +62,32 @@ def launch(
             job = request.job(choice)
         errors.raise_all()
         job = changes.made_in(job)
-    target = target_of(request, choice, job, waits=not dry_run)
+    target = _target_of(request, choice, job, waits=not dry_run)
     if dry_run:
         show_plan(target.nodes, target.job, as_json=as_json, argv=True)
         return
     launch_job(target, no_checks=no_checks, detach=detach, accept_new=accept_new, as_json=as_json)
+
+
+def _target_of(request: JobRequest, choice: Choice, job: Job, *, waits: bool) -> Target:
+    """Return the job and nodes of a command line; with `waits`, wait until the platform has completed its rank
+    table.
+    """
+    place = options.place_here() if request.cluster is None else None
+    if place is None:
+        chosen, spares = choice.of(job)
+        return Target(job, chosen, spares)
+    from clusterctl.backends.pods import pod
+
+    if request.nodes or request.exclude or request.include:
+        problem = f"{place.platform.title} has chosen the nodes, and each starts its own ranks"
+        raise UsageError(problem, "leave out --nodes, --exclude and --include, or name an inventory: -c FILE")
+    part = pod.part_of(place, job, _tell, waits=waits)
+    return Target(pod.adapted(job, _tell), part.whole, part=part)
+
+
+def _tell(phase: str, text: str) -> None:
+    screen.log(f"{phase}: {text}")
 
 
 def resume(
