@@ -102,6 +102,8 @@ class Known:
     """The file in the folder of each of its runs."""
     variables: tuple[str, ...] = ()
     """Of these, each of its jobs has one."""
+    program: str = ""
+    """The program that submits a batch file, where no other batch system has one of this name."""
     example: str = ""
     """For a batch system, keys of a job's part that show what can be asked for."""
 
@@ -109,11 +111,17 @@ class Known:
 # The backends by their folders, which are also the names of their parts of a job.
 KNOWN = {
     "slurm": Known(
-        "Slurm", "slurm.json", ("SLURM_JOB_NODELIST", "SLURM_NODELIST"), "slurm.nodes=4 slurm.time=60"
+        "Slurm",
+        "slurm.json",
+        ("SLURM_JOB_NODELIST", "SLURM_NODELIST"),
+        "sbatch",
+        "slurm.nodes=4 slurm.time=60",
     ),
-    "sge": Known("Grid Engine", "sge.json", ("PE_HOSTFILE", "SGE_JOB_SPOOL_DIR"), "sge.nodes=4 sge.pe=mpi"),
-    "pbs": Known("PBS", "pbs.json", ("PBS_NODEFILE",), "pbs.nodes=4 pbs.resources=ngpus=4"),
-    "lsf": Known("LSF", "lsf.json", ("LSB_MCPU_HOSTS",), "lsf.nodes=4 lsf.time=60"),
+    "sge": Known(
+        "Grid Engine", "sge.json", ("PE_HOSTFILE", "SGE_JOB_SPOOL_DIR"), "", "sge.nodes=4 sge.pe=mpi"
+    ),
+    "pbs": Known("PBS", "pbs.json", ("PBS_NODEFILE",), "", "pbs.nodes=4 pbs.resources=ngpus=4"),
+    "lsf": Known("LSF", "lsf.json", ("LSB_MCPU_HOSTS",), "bsub", "lsf.nodes=4 lsf.time=60"),
     "pods": Known("Kubernetes", "kubernetes.json"),
 }
 QUEUES = {name: known for name, known in KNOWN.items() if known.variables}

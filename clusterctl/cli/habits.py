@@ -1,6 +1,8 @@
-"""Our words for options and commands that users of pdsh, clush, torchrun, mpirun, Slurm and kubectl type."""
+"""Our words for options and commands that users of pdsh, clush, torchrun, mpirun, batch systems and kubectl type."""
 
 from __future__ import annotations
+
+from clusterctl.backends.backend import QUEUES
 
 # Command names of other programs, and our names for them.
 COMMANDS = {
@@ -16,7 +18,7 @@ COMMANDS = {
     "log": "logs",
     "tail": "logs tail",
     "describe": "status",
-    "sbatch": "submit slurm",
+    **{known.program: f"submit {name}" for name, known in QUEUES.items() if known.program},
     "evaluate": "eval",
     "convert": "checkpoint import",
     "download": "data fetch",

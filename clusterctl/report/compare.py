@@ -10,9 +10,9 @@ from clusterctl.report import charts
 from clusterctl.report.config import Difference, differences, flat_config
 from clusterctl.report.curve import Point
 from clusterctl.report.history import History
-from clusterctl.report.page import Subject, document, safe
+from clusterctl.report.page import Subject, document
 from clusterctl.report.summary import RunSummary
-from clusterctl.report.tables import table
+from clusterctl.report.tables import safe, table
 from clusterctl.text import count, duration, size
 
 # Rows of differing settings on a page.

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +18,9 @@ from clusterctl.report.config import differences, flat_config
 from clusterctl.report.evaluations import figures_text
 from clusterctl.report.history import History
 from clusterctl.report.summary import RunSummary, Sources, read_sources, summary_of
-from clusterctl.report.tables import details, facts, newest, pre, table
+from clusterctl.report.tables import details, facts, newest, pre, safe, table
 from clusterctl.runs.overview import event_text
-from clusterctl.text import count, duration, escape_controls, plural, size
+from clusterctl.text import count, duration, plural, size
 
 if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir
@@ -95,11 +94,6 @@ def document(title: str, parts: Iterable[str]) -> str:
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def safe(text: object) -> str:
-    """Return text for HTML, with control and invisible characters written out."""
-    return escape(escape_controls(str(text)), quote=True)
 
 
 def _section(title: str, body: str) -> str:

@@ -8,8 +8,9 @@ from html import escape
 from clusterctl.text import escape_controls
 
 
-def _cell(value: object) -> str:
-    return escape(escape_controls(str(value)), quote=True)
+def safe(text: object) -> str:
+    """Return text for HTML, with control and invisible characters written out."""
+    return escape(escape_controls(str(text)), quote=True)
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> str:
@@ -17,10 +18,10 @@ def table(names: Sequence[str], rows: Sequence[Sequence[object]], right: Sequenc
     if not rows:
         return ""
     numeric = [' class="n"' if name in right else "" for name in names]
-    head = "".join(f"<th{kind}>{_cell(name)}</th>" for name, kind in zip(names, numeric, strict=True))
+    head = "".join(f"<th{kind}>{safe(name)}</th>" for name, kind in zip(names, numeric, strict=True))
     body = "".join(
         "<tr>"
-        + "".join(f"<td{kind}>{_cell(value)}</td>" for value, kind in zip(row, numeric, strict=True))
+        + "".join(f"<td{kind}>{safe(value)}</td>" for value, kind in zip(row, numeric, strict=True))
         + "</tr>"
         for row in rows
     )
@@ -38,16 +39,16 @@ def newest(
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:
     """Return a table of names and values without a head."""
-    body = "".join(f"<tr><th>{_cell(name)}</th><td>{_cell(value)}</td></tr>" for name, value in rows)
+    body = "".join(f"<tr><th>{safe(name)}</th><td>{safe(value)}</td></tr>" for name, value in rows)
     return f'<div class="scroll"><table><tbody>{body}</tbody></table></div>'
 
 
 def pre(text: str) -> str:
     """Return text with its line breaks."""
-    return "<pre>" + "\n".join(_cell(line) for line in text.split("\n")) + "</pre>"
+    return "<pre>" + "\n".join(safe(line) for line in text.split("\n")) + "</pre>"
 
 
 def details(title: str, body: str, kind: str = "") -> str:
     """Return a part that is folded until a reader opens it; `kind` is its CSS class."""
     marked = f' class="{kind}"' if kind else ""
-    return f"<details{marked}><summary>{_cell(title)}</summary>{body}</details>"
+    return f"<details{marked}><summary>{safe(title)}</summary>{body}</details>"
