@@ -333,7 +333,6 @@ def has_inventory() -> bool:
     return Path(load_settings().cluster).exists() or in_job or place_here() is not None
 
 
-@contextmanager
 def connected(
     cluster: Cluster,
     accept_new: bool = False,
@@ -341,14 +340,13 @@ def connected(
     connect_timeout: float | None = None,
     at_once: int | None = None,
     begin: bool = False,
-) -> Iterator[Connections]:
-    """Yield connections to a cluster's nodes according to the settings, closed at the end; or those of the keeper.
+) -> Connections:
+    """Return connections to a cluster's nodes according to the settings, or those of the keeper; `with` closes them.
 
     `at_once` is how many nodes are connected at the same time: all of them by default. With `begin` the agents of an
     allocation start now, not at the first use of a connection.
     """
-    with reach(accept_new, persist, connect_timeout, at_once, begin).connect(cluster) as connections:
-        yield connections
+    return reach(accept_new, persist, connect_timeout, at_once, begin).connect(cluster)
 
 
 def reach(
@@ -419,11 +417,9 @@ def run_with_results(name: str, *, trains: bool = False) -> RunDir:
     return run_named(name)
 
 
-@contextmanager
-def connected_to(run: RunDir) -> Iterator[Connections]:
-    """Open connections to the nodes of a run, as recorded when it started."""
+def connected_to(run: RunDir) -> Connections:
+    """Return connections to the nodes of a run, as recorded when it started."""
     from clusterctl.client.submitted import require_nodes
 
     require_nodes(run)
-    with connected(run.read_record().cluster) as connections:
-        yield connections
+    return connected(run.read_record().cluster)

@@ -6,7 +6,7 @@ The command line and the Python API both start runs by these steps.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.runs.prepare.stage import Tell
+    from clusterctl.runs.watching.updates import Update
     from clusterctl.transport.fanout import Connections
     from clusterctl.wire.train_summary import TrainSummary
 
@@ -151,6 +152,81 @@ class Resume:
         return True
 
 
+@dataclass(frozen=True)
+class InJob:
+    """The next attempt of a submitted run, inside the job that a batch system has started."""
+
+    run: RunDir
+    cluster: Cluster
+    """The nodes that the job has now."""
+    checks: bool
+    note: Callable[[str], object]
+
+    def load(self) -> None:
+        """Import what the run needs soon: this takes as long as srun needs to start the agents."""
+        import clusterctl.ranktable.from_nodes
+        import clusterctl.runs.controller
+        import clusterctl.runs.start
+
+        if self.checks:
+            import clusterctl.checks.doctor  # noqa: F401
+
+    def start(self, connections: Connections, tell: Tell) -> bool:
+        """Start the run, or its next attempt where an earlier start of the job has begun it; return True."""
+        record = self.run.read_record()
+        if record.attempt:
+            self._resume(connections, tell)
+            return True
+        target = Target(record.job, self.cluster)
+        launch = Launch.of(target, self.run.root.parent, checks=self.checks, run=self.run)
+        return launch.start(connections, tell, asks_early=True)
+
+    def _resume(self, connections: Connections, tell: Tell) -> None:
+        """Continue from the newest checkpoint, on the nodes that the job has now."""
+        from clusterctl.jobs.parts.notify import program_problem
+        from clusterctl.jobs.phase import Phase
+        from clusterctl.runs.prepare.elsewhere import resume_on
+        from clusterctl.runs.query import query_nodes
+        from clusterctl.runs.state import RunState, write_state
+        from clusterctl.runs.stop import StopRequest, stop_nodes
+
+        run, cluster = self.run, self.cluster
+        record = run.read_record()
+        if problem := program_problem(record.job.notify):
+            # The program was there at the first start: the training is worth more than its messages.
+            self.note(f"notify: {problem[0]}")
+            run.add_event("note", text=f"notify: {problem[0]}")
+        now = {node.name: node for node in cluster.nodes}
+        # The disk of a node that the job no longer has may be shared: another node then reads its files.
+        known = tuple(
+            now.get(node.name)
+            or replace(node, host=cluster.nodes[0].host, allocation=cluster.nodes[0].allocation)
+            for node in record.cluster.nodes
+        )
+        run.write_record(replace(record, cluster=replace(record.cluster, nodes=known)))
+        # End leftover processes of an earlier start on the nodes.
+        stop_nodes(connections, [node for node in known if node.name in now], run, StopRequest(0.0))
+        if not query_nodes(run, connections).is_final:
+            # A node that cannot be reached, and whose disk is not shared, runs no process of this job any more.
+            write_state(run, RunState(Phase.LOST, dict.fromkeys(record.cluster.names, Phase.LOST)))
+        resume_on(run, cluster, connections, tell)
+
+    def updates(self, connections: Connections) -> Iterator[Update]:
+        """Control the run to its end; yield what happens in it."""
+        from clusterctl.runs.controller import Control
+
+        yield from Control(self.run, connections)
+
+    def stop(self, connections: Connections) -> None:
+        """Stop the run, and copy its last output."""
+        from clusterctl.runs.controller import Control
+        from clusterctl.runs.stop import stop_run
+
+        stop_run(self.run, connections)
+        for _ in Control(self.run, connections, lines=False):
+            pass
+
+
 def require_notify(run: RunDir, job: Job) -> None:
     """Raise a UsageError if the command of `notify` cannot start on this machine, where the controller will run."""
     from clusterctl.jobs.parts.notify import program_problem
@@ -171,7 +247,7 @@ class Reports:
 
 
 def begin(
-    attempt: Launch | Resume,
+    attempt: Launch | Resume | InJob,
     connections: Connections,
     reports: Reports,
     then: Callable[[], object] = lambda: None,

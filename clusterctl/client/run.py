@@ -121,11 +121,14 @@ class Run:
         Raises RunFailed with the root cause if the run did not finish, and TimeoutError after `timeout` seconds; the
         run then continues. If the run's controller died, a new one is started.
         """
+        from clusterctl.backends import backend as backends
+
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.is_ended:
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"{self.id} is still {self.phase} after {timeout:g} s")
-            if self._is_led_elsewhere():
+            if self._folder.phase() is Phase.PENDING or backends.of_run(self._folder).records_all:
+                # A batch system or platform tells the state; no controller is started here.
                 time.sleep(ASK_QUEUE)
                 refresh(self._folder)
                 continue
@@ -138,12 +141,6 @@ class Run:
             hint = f"clusterctl logs show {self.id} --errors"
             raise RunFailed(f"{self.id} {self.phase}: {self.cause or 'stopped before its end'}", hint)
         return self
-
-    def _is_led_elsewhere(self) -> bool:
-        """Return whether a batch system or platform is asked for the state, and no controller is started here."""
-        from clusterctl.backends import backend as backends
-
-        return self._folder.phase() is Phase.PENDING or backends.of_run(self._folder).records_all
 
     @property
     def cause(self) -> str:
@@ -299,12 +296,10 @@ class Run:
         except OSError as problem:
             note(f"{problem.filename or run.root}: the newest lines are missing: {problem.strerror}")
 
-    @contextmanager
-    def connected(self) -> Iterator[Connections]:
-        """Open connections to the run's own nodes, and close them afterwards."""
+    def connected(self) -> Connections:
+        """Return connections to the run's own nodes; `with` closes them."""
         require_nodes(self._folder)
-        with self._reach.connect(self._folder.read_record().cluster) as connections:
-            yield connections
+        return self._reach.connect(self._folder.read_record().cluster)
 
 
 def runs_folder(runs: str | Path | None = None) -> Path:

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,7 @@ from clusterctl.errors import ClusterctlError, NodeError, NodesFailed, RunFailed
 
 if TYPE_CHECKING:
     from clusterctl.backends.queue import Queue
+    from clusterctl.client.attempts import InJob
     from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.transport.fanout import Connections
@@ -50,6 +51,7 @@ def start(
 ) -> None:
     """Start or resume a submitted run inside its allocation, and control it to its end. The batch file calls this.
     SIGUSR1 saves, and puts the job back into the queue."""
+    from clusterctl.client.attempts import InJob
     from clusterctl.jobs.run_folder import find_run
     from clusterctl.memory import use_one_arena
 
@@ -73,9 +75,10 @@ def start(
             with options.connected(cluster, begin=True) as connections:
                 # The agents start meanwhile.
                 cluster = options.described(cluster)
-                _load_modules(checks=not no_checks)
-                _start(found, cluster, connections, checks=not no_checks)
-                _control(found, connections, trains=found.read_record().job.train is not None)
+                attempt = InJob(found, cluster, not no_checks, lambda text: screen.log(text, "yellow"))
+                attempt.load()
+                _start(attempt, connections)
+                _control(attempt, connections)
         except SystemExit:
             if not signals.early or not _requeue(found, cluster, "saved"):
                 _note_why(found, cluster)
@@ -85,18 +88,6 @@ def start(
             if not _lost_a_node(found, error) or not _requeue(found, cluster, "lost a node"):
                 raise
             screen.report_error(error)
-
-
-def _load_modules(*, checks: bool) -> None:
-    """Import what the run needs soon: this takes as long as srun needs to start the agents."""
-    import clusterctl.cli.launch.follow
-    import clusterctl.cli.launch.run
-    import clusterctl.ranktable.from_nodes
-    import clusterctl.runs.controller
-    import clusterctl.runs.start
-
-    if checks:
-        import clusterctl.checks.doctor  # noqa: F401
 
 
 @contextmanager
@@ -113,56 +104,15 @@ def _early_signal() -> Iterator[Signals]:
             signal.signal(number, action)
 
 
-def _start(run: RunDir, cluster: Cluster, connections: Connections, *, checks: bool) -> None:
-    """Start the run, or its next attempt where an earlier start of the job has begun it."""
-    from clusterctl.cli.launch.run import phases, stopping_on_interrupt
+def _start(attempt: InJob, connections: Connections) -> None:
+    from clusterctl.cli.launch.run import phases, stop_now
+    from clusterctl.client.attempts import Reports, begin
 
     try:
-        with stopping_on_interrupt(run, connections), phases(connections) as log:
-            if run.read_record().attempt:
-                _resume(run, cluster, connections, log)
-            else:
-                _launch(run, cluster, connections, log, checks=checks)
+        begin(attempt, connections, Reports(phases, stop_now))
     except ClusterctlError as error:
-        _note_unstarted(run, cluster, error.message)
+        _note_unstarted(attempt.run, attempt.cluster, error.message)
         raise
-
-
-def _launch(run: RunDir, cluster: Cluster, connections: Connections, log: Any, *, checks: bool) -> None:
-    from clusterctl.client.attempts import Launch, Target
-
-    launch = Launch.of(Target(run.read_record().job, cluster), run.root.parent, checks=checks, run=run)
-    launch.start(connections, log, asks_early=True)
-
-
-def _resume(run: RunDir, cluster: Cluster, connections: Connections, log: Any) -> None:
-    """Continue from the newest checkpoint, on the nodes that the job has now."""
-    from clusterctl.jobs.parts.notify import program_problem
-    from clusterctl.jobs.phase import Phase
-    from clusterctl.runs.prepare.elsewhere import resume_on
-    from clusterctl.runs.query import query_nodes
-    from clusterctl.runs.state import RunState, write_state
-    from clusterctl.runs.stop import StopRequest, stop_nodes
-
-    record = run.read_record()
-    if problem := program_problem(record.job.notify):
-        # The program was there at the first start: the training is worth more than its messages.
-        screen.log(f"notify: {problem[0]}", "yellow")
-        run.add_event("note", text=f"notify: {problem[0]}")
-    now = {node.name: node for node in cluster.nodes}
-    # The disk of a node that the job no longer has may be shared: another node then reads its files.
-    known = tuple(
-        now.get(node.name)
-        or replace(node, host=cluster.nodes[0].host, allocation=cluster.nodes[0].allocation)
-        for node in record.cluster.nodes
-    )
-    run.write_record(replace(record, cluster=replace(record.cluster, nodes=known)))
-    # End leftover processes of an earlier start on the nodes.
-    stop_nodes(connections, [node for node in known if node.name in now], run, StopRequest(0.0))
-    if not query_nodes(run, connections).is_final:
-        # A node that cannot be reached, and whose disk is not shared, runs no process of this job any more.
-        write_state(run, RunState(Phase.LOST, dict.fromkeys(record.cluster.names, Phase.LOST)))
-    resume_on(run, cluster, connections, log)
 
 
 def _note_unstarted(run: RunDir, cluster: Cluster, why: str) -> None:
@@ -176,24 +126,21 @@ def _note_unstarted(run: RunDir, cluster: Cluster, why: str) -> None:
         run.add_event("start_failed", reason=why)
 
 
-def _control(run: RunDir, connections: Connections, *, trains: bool) -> None:
+def _control(attempt: InJob, connections: Connections) -> None:
     """Control the run to its end, and show it in the log of the job; raise RunFailed unless it finished."""
     from clusterctl.cli.launch.follow import Follower
     from clusterctl.cli.launch.run import conclude, show_end
     from clusterctl.report.summary import summarise
-    from clusterctl.runs.controller import Control
     from clusterctl.runs.state import read_state
-    from clusterctl.runs.stop import stop_run
 
+    run = attempt.run
     try:
-        with Follower(run, trains=trains) as follower:
-            for update in Control(run, connections):
+        with Follower(run, trains=run.read_record().job.train is not None) as follower:
+            for update in attempt.updates(connections):
                 follower.show(update)
     except SystemExit:
         screen.log(f"stopping {run.run_id}: a training saves a last checkpoint")
-        stop_run(run, connections)
-        for _ in Control(run, connections, lines=False):
-            pass
+        attempt.stop(connections)
         show_end(summarise(run))
         raise
     state = read_state(run)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,8 +65,11 @@ def _run_to_the_end(
     first = begin(attempt, accept_new=accept_new)
     with options.connected(attempt.reached) as connections:
         if detach:
-            with stopping_on_interrupt(run, connections):
+            try:
                 deliver_signals()
+            except (KeyboardInterrupt, SystemExit) as interrupt:
+                stop_now(run, connections, interrupt)
+                raise
             leave(run, as_json=as_json)
             return
         follow_to_the_end(
@@ -279,17 +281,6 @@ def put_in_charge(run: RunDir) -> bool:
     if reason := Run(run, options.reach()).start_controller(warn):
         warn(f"no controller could be started ({reason}); this command controls the run instead")
     return not reason
-
-
-@contextmanager
-def stopping_on_interrupt(run: RunDir, connections: Connections) -> Iterator[None]:
-    """Stop what was already started when a start is interrupted."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit) as interrupt:
-        if run.record.exists():
-            stop_now(run, connections, interrupt)
-        raise
 
 
 def phases(connections: Connections) -> Waiting:

@@ -13,7 +13,7 @@ from clusterctl.backends import queue as queues
 from clusterctl.backends.queue import Entry, Submission
 from clusterctl.backends.slurm import programs
 from clusterctl.backends.slurm.backend import BACKEND as slurm
-from clusterctl.cli.launch import queue_job
+from clusterctl.client.attempts import InJob
 from clusterctl.errors import InputFaults, UsageError, WorkFailed
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs.parts.queue import minutes_of
@@ -257,7 +257,7 @@ def test_a_machine_without_a_cluster_says_so(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_continued_job_of_slurm_reports_a_missing_command_of_notify_and_starts(
-    waiting: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    waiting: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = waiting.read_record()
     waiting.write_record(replace(record, job=replace(record.job, notify="./nosuch.sh")))
@@ -265,9 +265,11 @@ def test_a_continued_job_of_slurm_reports_a_missing_command_of_notify_and_starts
     monkeypatch.setattr(stop, "stop_nodes", lambda *_, **__: None)
     monkeypatch.setattr(query, "query_nodes", lambda *_: RunState(Phase.FAILED, {}))
     monkeypatch.setattr(elsewhere, "resume_on", lambda *_: started.append("started"))
-    queue_job._resume(waiting, record.cluster, cast(Connections, None), lambda *_: None)
+    told: list[str] = []
+    waiting.write_record(replace(waiting.read_record(), attempt=1))
+    InJob(waiting, record.cluster, False, told.append).start(cast(Connections, None), lambda *_: None)
     problem = "notify: ./nosuch.sh: no such file"
-    assert started == ["started"] and problem in capsys.readouterr().err
+    assert started == ["started"] and problem in told[0]
     assert any(problem in str(event.facts.get("text")) for event in waiting.event_lines())
 
 
