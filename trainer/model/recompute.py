@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from trainer.parallel.tensor import ALONE, Parallel
+from trainer.parallel.tensor import ALONE, Parallel, exchanged
 
 # Stored inputs are split along this dimension: it is divisible wherever the heads are.
 HIDDEN = -1
@@ -72,18 +70,10 @@ def _through(blocks: Sequence[Callable[..., Tensor]], x: Tensor, *shared: object
 
 
 def _whole(part: Tensor, parallel: Parallel, unsplit: list[Tensor]) -> Tensor:
-    result: Tensor = _Whole.apply(part, parallel, unsplit)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _Whole(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, parallel: Parallel, unsplit: list[Tensor]) -> Tensor:
-        ctx.parallel = parallel
+    def gathered(part: Tensor) -> Tensor:
         return unsplit.pop() if unsplit else parallel.gather(part, HIDDEN)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
-        own = upstream.chunk(ctx.parallel.size, HIDDEN)[ctx.parallel.rank]
-        return own.contiguous(), None, None
+    def back(upstream: Tensor) -> Tensor:
+        return upstream.chunk(parallel.size, HIDDEN)[parallel.rank].contiguous()
+
+    return exchanged(part, gathered, back)

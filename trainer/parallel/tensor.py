@@ -7,8 +7,9 @@ bytes but divides the sum along the sequence, so that norms and dropout between 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,27 +44,40 @@ class Parallel:
 
         With sequence parallel use `column_linear`.
         """
-        return x if self.size == 1 else _apply(_Copied, x, self)
+        return x if self.size == 1 else exchanged(x, lambda x: x.view_as(x), self._summed)
 
     def leave(self, x: Tensor) -> Tensor:
         """Return the sum over the ranks after a matrix cut by rows; with sequence parallel, this rank's part of it."""
         if self.size == 1:
             return x
-        return _apply(_Scattered if self.sequence else _Summed, x, self)
+        if self.sequence:
+            return exchanged(x, self.scatter_sum, self.gather)
+        return exchanged(x, self._summed, lambda upstream: upstream)
 
     def own(self, x: Tensor, dim: int = SEQUENCE) -> Tensor:
         """Return this rank's part of `x`, which all ranks have; the backward pass gathers the gradient."""
-        return x if self.size == 1 else _apply(_Own, x, self, dim)
+        if self.size == 1:
+            return x
+
+        def part(x: Tensor) -> Tensor:
+            return x.chunk(self.size, dim)[self.rank].clone(memory_format=torch.contiguous_format)
+
+        return exchanged(x, part, partial(self.gather, dim=dim))
 
     def whole(self, x: Tensor, dim: int) -> Tensor:
         """Return the ranks' parts concatenated along `dim`; the backward pass sums the gradient of each part."""
-        return x if self.size == 1 else _apply(_Whole, x, self, dim)
+        if self.size == 1:
+            return x
+        return exchanged(x, partial(self.gather, dim=dim), partial(self.scatter_sum, dim=dim))
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum `x` over the ranks in place and return it; no gradient."""
         if self.size > 1:
             dist.all_reduce(x, group=self.group)
         return x
+
+    def _summed(self, x: Tensor) -> Tensor:
+        return self.sum(x.clone(memory_format=torch.contiguous_format))
 
     def sum_all(self, parts: Sequence[Tensor]) -> None:
         """Sum tensors over the ranks in place, with one exchange; no gradient."""
@@ -151,60 +165,20 @@ class _GatheredLinear(torch.autograd.Function):
         return of_input, of_weight, rows.sum(0) if ctx.has_bias else None, None
 
 
-class _Copied(torch.autograd.Function):
+def exchanged(x: Tensor, exchange: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return `exchange(x)`, whose gradient is what `back` makes of the result's."""
+    return _apply(_Exchange, x, exchange, back)
+
+
+class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, parallel: Parallel) -> Tensor:
-        ctx.parallel = parallel
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        return ctx.parallel.sum(upstream.clone(memory_format=torch.contiguous_format)), None
-
-
-class _Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, parallel: Parallel) -> Tensor:
-        return parallel.sum(x.clone(memory_format=torch.contiguous_format))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        return upstream, None
-
-
-class _Scattered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, parallel: Parallel) -> Tensor:
-        ctx.parallel = parallel
-        return parallel.scatter_sum(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        return ctx.parallel.gather(upstream), None
-
-
-class _Own(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, parallel: Parallel, dim: int) -> Tensor:
-        ctx.parallel, ctx.dim = parallel, dim
-        return x.chunk(parallel.size, dim)[parallel.rank].clone(memory_format=torch.contiguous_format)
+    def forward(
+        ctx: Any, x: Tensor, exchange: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        ctx.back = back
+        return exchange(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.parallel.gather(upstream, ctx.dim), None, None
-
-
-class _Whole(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, parallel: Parallel, dim: int) -> Tensor:
-        ctx.parallel, ctx.dim = parallel, dim
-        return parallel.gather(x, dim)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.parallel.scatter_sum(upstream, ctx.dim), None, None
+        return ctx.back(upstream), None, None
