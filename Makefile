@@ -21,7 +21,7 @@ test: $(VENV)/.developing
 	$(BIN)/python -m pytest $(LANES)
 
 # The pure tests: 1,600 that start no nodes and few programs. 60 to 90 s of processor time, on two processes.
-QUICK := $(addprefix tests/clusterctl/,inventory hostfile ranktable jobs logs exec checks cli library) \
+QUICK := $(addprefix tests/clusterctl/,inventory hostfile ranktable jobs logs exec checks cli client) \
          tests/clusterctl/test_*.py tests/trainer/config tests/trainer/plan tests/trainer/parallel/test_pipeline_order.py \
          tests/test_rules.py tests/test_docs.py tests/test_reference.py
 
