@@ -15,7 +15,7 @@ from clusterctl.hostfile import (
     detect,
     formats,
     init,
-    slurm,
+    node_lists,
 )
 from clusterctl.hostfile.formats import Entry
 from clusterctl.inventory import cluster as inventory_cluster
@@ -200,7 +200,7 @@ def test_a_hostfile_is_read_back_as_it_was_written_or_refused(nodes: list[Entry]
 def test_a_slurm_list_keeps_names_order_and_counts(nodes: list[Entry]) -> None:
     nodes = [replace(entry, user=None) for entry in nodes if ":" not in entry.address]
     if nodes:
-        again, faults = slurm.inspect_text(slurm.render(nodes), "list")
+        again, faults = node_lists.inspect_text(node_lists.render(nodes), "list")
         counted = all(entry.slots is not None for entry in nodes)
         assert not faults
         assert said(again) == (said(nodes) if counted else [(entry.address, None, None) for entry in nodes])

@@ -294,12 +294,12 @@ def test_another_unicode_version_is_noticed(plain: Path, monkeypatch: pytest.Mon
         Encoder.load(Tokenizer.load(plain))
 
 
-def missing() -> library.Library:
+def missing(*wanted: object) -> library.Library:
     raise LibraryMissing("it was not compiled here")
 
 
 def test_without_a_compiled_library_the_reason_is_said(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_module.bpe, "load", missing)
+    monkeypatch.setattr(encoder_module.bpe, "function", missing)
     found = encoder_for(Tokenizer.load(plain))
     assert isinstance(found, LibraryEncoder) and "it was not compiled here" in found.describe()
 
@@ -326,7 +326,7 @@ def test_a_build_says_once_that_it_is_slow_and_writes_the_same(
     sizes = []
     for name in ("fast", "slow"):
         if name == "slow":
-            monkeypatch.setattr(encoder_module.bpe, "load", missing)
+            monkeypatch.setattr(encoder_module.bpe, "function", missing)
         rows_file = str(tmp_path / "some.jsonl")
         order = BuildRequest(input=(rows_file,), tokenizer=plain, output=tmp_path / name, workers=1)
         build_data(order, said.append)
