@@ -34,7 +34,7 @@ AGAIN = 60.0
 
 
 Note = Callable[[str], object]
-"""Called with what a user should know while the call goes on."""
+"""Called with each message for the user."""
 
 
 def _silent(text: str) -> None:
