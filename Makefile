@@ -18,7 +18,7 @@ LANES := -n 4 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.developing
 	bash .ci/packages
-	$(BIN)/python -m pytest $(LANES)
+	$(BIN)/python -m pytest $(LANES) $(ARGS)
 
 # The pure tests: 1,600 that start no nodes and few programs. 60 to 90 s of processor time, on two processes.
 QUICK := $(addprefix tests/clusterctl/,inventory hostfile ranktable jobs logs exec checks cli client) \
@@ -83,16 +83,16 @@ bench: $(VENV)/.developing
 	$(BIN)/python -m bench.train.ops
 	$(BIN)/python -m bench.cli.start
 
-# torch first: deepspeed looks for it while it is installed.
+# torch first: deepspeed looks for it while it is installed. The rest in one step: each compiles the C++ ops.
+ENVIRONMENT = $(PYTHON) -m venv $(VENV) && $(PIP) '$(TORCH)' && $(PIP) -e
+
 $(VENV)/.installed: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) '$(TORCH)'
-	$(PIP) -e '.[train,serve]'
+	$(ENVIRONMENT) '.[train,serve]'
 	touch $@
 
-$(VENV)/.developing: $(VENV)/.installed
-	$(PIP) -e '.[train,dev]'
-	touch $@
+$(VENV)/.developing: pyproject.toml
+	$(ENVIRONMENT) '.[train,serve,dev]'
+	touch $(VENV)/.installed $@
 
 clean:
 	rm -rf $(VENV) .venv-other build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
             _number, signal.default_int_handler if _number == signal.SIGINT else lambda number, frame: None
         )
 
+SKIPPED = "skipped"
 EXTENDED = Path(__file__).with_name("extended.txt")
 
 
@@ -25,11 +27,42 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--extended", action="store_true", help="run the tests listed in tests/extended.txt, no others"
     )
+    parser.addoption(
+        "--as-root",
+        type=Path,
+        metavar="FOLDER",
+        help="run the tests that were skipped by pytest in FOLDER, and those marked root, no others",
+    )
     parser.addoption("--cases", type=span, help="random cases of each test that draws some: N, or FIRST-LAST")
     parser.addoption("--seed", type=int, default=1, help="of random cases")
     parser.addoption(
         "--results", type=Path, metavar="FILE", help="add a line per fault of tests/faults to FILE"
     )
+
+
+class Skipped:
+    """Keeps the names of the tests that were skipped, in pytest's cache."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.known: set[str] = set(config.cache.get(SKIPPED, []))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note the result of one test."""
+        if report.skipped:
+            self.known.add(report.nodeid)
+        elif report.when == "call":
+            self.known.discard(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the names."""
+        self.config.cache.set(SKIPPED, sorted(self.known))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the names of skipped tests; pytest-xdist's processes report to the first one."""
+    if hasattr(config, "cache") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Skipped(config))
 
 
 def span(text: str) -> range:
@@ -56,9 +89,9 @@ def cases(pytestconfig: pytest.Config) -> Cases:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the listed tests, or all others; a test that is named on the command line always runs.
+    """Leave out the listed tests, or all others, and what root need not repeat.
 
-    Tests that draw a chosen number of cases have no limit.
+    A test that is named on the command line always runs. Tests that draw a chosen number of cases have no limit.
     """
     if config.getoption("--cases"):
         for item in items:
@@ -67,15 +100,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     named = {argument.rpartition("/")[2] for argument in config.args if "::" in argument}
     listed = {line for line in EXTENDED.read_text().splitlines() if line and not line.startswith("#")}
     only = bool(config.getoption("--extended"))
+    again = skipped_in(config.getoption("--as-root"))
     chosen, left_out = [], []
     for item in items:
         identifier = f"tests/{item.nodeid.removeprefix('tests/')}"
         asked = any(item.nodeid.endswith(name) for name in named)
-        (chosen if asked or (identifier in listed) == only else left_out).append(item)
+        wanted = again is None or item.nodeid in again or item.get_closest_marker("root")
+        (chosen if asked or ((identifier in listed) == only and wanted) else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
     # Of pytest-xdist's processes.
     items[:] = spread(chosen) if hasattr(config, "workerinput") else chosen
+
+
+def skipped_in(folder: Path | None) -> set[str] | None:
+    """Return the names of the tests that pytest skipped in a folder; None without a folder."""
+    if folder is None:
+        return None
+    return set(json.loads((folder / ".pytest_cache/v" / SKIPPED).read_text()))
 
 
 def spread(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -65,6 +65,7 @@ def shell_lines(page: Path) -> list[str]:
 
 
 @pytest.mark.live
+@pytest.mark.root
 @pytest.mark.timeout(1200)
 def test_the_tour_works_when_it_is_typed_line_by_line(tmp_path: Path) -> None:
     lines = typed(ROOT / "README.md")

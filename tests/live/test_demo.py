@@ -38,6 +38,7 @@ def nothing_left(shell: Shell, said: str) -> None:
     assert os.listdir(shell.env["TMPDIR"]) == []
 
 
+@pytest.mark.root
 def test_the_demo_shows_the_whole_product_and_works_a_second_time(demo: Shell) -> None:
     done = demo("demo", "--steps", "30", timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr

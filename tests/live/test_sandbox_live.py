@@ -31,7 +31,11 @@ from clusterctl.sandbox import (
     process as sandbox_process,
 )
 
-pytestmark = [pytest.mark.live, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.root,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
 
 WHY_NOT = {
     "loopback": "" if sshd.find_sshd() and not sshd.why_not_root() else "no usable sshd",

@@ -435,6 +435,7 @@ def test_a_work_folder_that_can_not_be_made_is_said(tmp_path: Path) -> None:
         connect(tmp_path)
 
 
+@pytest.mark.root
 def test_no_agent_starts_out_of_a_folder_that_others_could_put_a_program_into(tmp_path: Path) -> None:
     # It makes the folder itself, and finds it again.
     connect(tmp_path).close()
@@ -454,6 +455,7 @@ def test_no_agent_starts_out_of_a_folder_that_others_could_put_a_program_into(tm
     connect(tmp_path).close()
 
 
+@pytest.mark.root
 def test_no_agent_starts_below_a_folder_in_which_others_could_replace_its_own(tmp_path: Path) -> None:
     above = tmp_path / "shared"
     above.mkdir()

@@ -26,6 +26,8 @@ from clusterctl.wire import typed_json
 from clusterctl.wire.typed_json import decode
 from tests.support.keeping import Keeping, is_alive, until
 
+pytestmark = pytest.mark.root
+
 INVENTORY = """
 nodes:
   node1: {host: local, port: 1, python: PYTHON, workdir: WORK/1}

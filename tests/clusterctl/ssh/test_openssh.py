@@ -25,7 +25,10 @@ from tests.clusterctl.ssh.test_ssh import Server, read_all, record, start
 from tests.support.nodes import wait_for
 
 SSHD = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
-pytestmark = pytest.mark.skipif(SSHD is None or not shutil.which("ssh"), reason="no sshd or no ssh here")
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(SSHD is None or not shutil.which("ssh"), reason="no sshd or no ssh here"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from clusterctl.transport.fanout import Stream, on_each
 from tests.clusterctl.ssh.test_ssh import SSHD, Server, read_all, record, start
 from tests.support.nodes import wait_for
 
-pytestmark = pytest.mark.skipif(SSHD is None, reason="no sshd on this machine")
+pytestmark = [pytest.mark.root, pytest.mark.skipif(SSHD is None, reason="no sshd on this machine")]
 
 
 def stop(server: Server) -> None:

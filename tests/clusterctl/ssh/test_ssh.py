@@ -35,7 +35,7 @@ from tests.support.nodes import wait_for
 from tests.support.ports import free_port
 
 SSHD = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
-pytestmark = pytest.mark.skipif(SSHD is None, reason="no sshd on this machine")
+pytestmark = [pytest.mark.root, pytest.mark.skipif(SSHD is None, reason="no sshd on this machine")]
 
 
 @dataclass
