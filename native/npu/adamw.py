@@ -1,4 +1,7 @@
-"""AdamW on Ascend NPUs: torch's fused AdamW if torch_npu has it, else CANN's update, one call per tensor."""
+"""AdamW on Ascend NPUs: torch's fused AdamW if torch_npu has it, else CANN's update, one call per tensor.
+
+Chips of the first generation have no kernel for the fused one (aclnnApplyAdamWV2).
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,11 @@ NEEDS = ("npu_apply_adam_w",)
 
 def describe() -> str:
     """Return what this backend does, in one line for the report."""
-    fused = fuses_adamw("npu")
-    return "torch's fused AdamW of torch_npu" if fused else "CANN's fused update of each tensor"
+    return "torch's fused AdamW of torch_npu" if _is_fused() else "CANN's fused update of each tensor"
+
+
+def _is_fused() -> bool:
+    return fuses_adamw("npu") and not library.is_first()
 
 
 def adamw(update: AdamWStep) -> None:
@@ -24,7 +30,7 @@ def adamw(update: AdamWStep) -> None:
 
     The kernel takes the betas' powers of the previous step and multiplies them by the betas itself.
     """
-    if fuses_adamw("npu"):
+    if _is_fused():
         plain(update)
         return
     if any(remainder is not None for remainder in update.remainders):

@@ -1,4 +1,8 @@
-"""Residual and layer norm on Ascend NPUs in one pass by CANN's npu_add_layer_norm, which has a derivative."""
+"""Residual and layer norm on Ascend NPUs in one pass by CANN's npu_add_layer_norm, which has a derivative.
+
+Its backward kernel (aclnnAddLayerNormGrad) takes a weight in the type of the input only, and the trainer's are fp32: with
+16-bit inputs, an addition and CANN's layer norm follow each other.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import torch
 from torch import Tensor
 
 from native.npu import library
+from native.npu.layer_norm import layer_norm
 from native.reference import add_layer_norm as plain
 
 NEEDS = ("npu_add_layer_norm",)
@@ -19,9 +24,9 @@ def add_layer_norm(
     if x.dtype != residual.dtype or not library.computes("add_layer_norm", x):
         return plain(x, residual, weight, bias, eps)
     beta = torch.zeros_like(weight) if bias is None else bias
-    # Weight and bias have one type, that of the input or fp32.
-    if weight.dtype not in (x.dtype, torch.float32) or beta.dtype != weight.dtype:
-        weight, beta = weight.float(), beta.float()
+    if not weight.dtype == beta.dtype == x.dtype:
+        total = x + residual
+        return total, layer_norm(total, weight, bias, eps)
     kernel = library.kernel("npu_add_layer_norm")
     out, _, _, total = kernel(x, residual, weight, beta, eps, additional_output=True)
     return total, out

@@ -17,9 +17,17 @@ from torch import Tensor
 from native.fallback import report_fallback
 
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Chips of the first generation, as torch_npu names them, and the functions that need a later one by their pages.
-FIRST = ("910A", "910ProA", "910ProB", "910PremiumA")
-LATER = ("npu_fusion_attention", "npu_fused_infer_attention_score")
+# The first generation (Atlas training products) as CANN names it: an Ascend910B without a digit belongs to it.
+FIRST = ("910A", "910B", "910ProA", "910ProB", "910PremiumA")
+# Functions without it in the list of products of their pages, or of the pages of the kernels that they call
+# (hicann/ops-nn, commit e5c3fa9: aclnnRmsNorm, aclnnAddLayerNorm, ..., forward or backward).
+LATER = frozenset(
+    f"npu_{name}"
+    for name in (
+        "add_layer_norm", "add_rms_norm", "cross_entropy_loss", "fused_infer_attention_score", "fusion_attention",
+        "grouped_matmul", "rms_norm", "swiglu",
+    )
+)  # fmt: skip
 
 
 def why_not(*names: str) -> str:
@@ -32,8 +40,12 @@ def why_not(*names: str) -> str:
     absent = [name for name in names if _found(name) is None]
     if absent:
         return f"this torch_npu has no {', '.join(absent)}"
-    chip = str(runtime.get_device_name()) if set(names) & set(LATER) else ""
-    return f"{chip} has no such kernel" if chip.removeprefix("Ascend").startswith(FIRST) else ""
+    return "chips of the first generation have no such kernel" if LATER & set(names) and is_first() else ""
+
+
+def is_first() -> bool:
+    """Return whether this rank's NPU is of the first generation."""
+    return str(torch.npu.get_device_name()).removeprefix("Ascend") in FIRST  # type: ignore[attr-defined]
 
 
 def describe(method: str) -> str:

@@ -156,9 +156,30 @@ def test_a_machine_without_torch_npu_or_without_an_npu_says_so(monkeypatch: pyte
     found["torch_npu"] = True
     # A broken CANN: torch_npu is there, but torch could not load it.
     assert library.why_not("npu_gelu") == "torch sees no NPU"
-    monkeypatch.setattr(torch, "npu", SimpleNamespace(is_available=lambda: True), raising=False)
+    name = "Ascend910B2"
+    seen = SimpleNamespace(is_available=lambda: True, get_device_name=lambda: name)
+    monkeypatch.setattr(torch, "npu", seen, raising=False)
     assert library.why_not("npu_gelu", "npu_swiglu") == ""
     assert library.why_not("npu_gelu", "npu_none") == "this torch_npu has no npu_none"
+    # An Ascend910B without a digit is of the first generation.
+    for name in ("Ascend910A", "Ascend910ProB", "Ascend910PremiumA", "Ascend910B"):
+        assert library.why_not("npu_gelu", "npu_swiglu") == "chips of the first generation have no such kernel"
+        assert library.why_not("npu_gelu", "npu_gelu_backward") == ""
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_norm_of_a_sum_has_a_gradient_with_fp32_weights(dtype: torch.dtype) -> None:
+    def ran(op: Callable[..., tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
+        torch.manual_seed(0)
+        x, residual = (torch.randn(5, 16).to(dtype).requires_grad_() for _ in range(2))
+        weight, bias = (torch.randn(16, requires_grad=True) for _ in range(2))
+        total, out = op(x, residual, weight, bias)
+        torch.autograd.backward([total, out], [torch.ones_like(total), torch.randn(5, 16).to(dtype)])
+        return total, out, x.grad, residual.grad, weight.grad, bias.grad
+
+    for ours, theirs in zip(ran(function("add_layer_norm")), ran(reference.add_layer_norm), strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
 
 
 def form_of(
@@ -251,6 +272,7 @@ def test_an_update_is_the_reference_with_its_copy_in_bf16(
     given = [[torch.randn(shape) for shape in shapes] for _ in range(3)]
     results, calls = [], list[str]()
     monkeypatch.setattr(npu_adamw, "fuses_adamw", lambda kind: registered)
+    monkeypatch.setattr(npu_adamw.library, "is_first", lambda: False)
     kernel = npu_adamw.library.kernel
 
     def noted(name: str) -> Any:

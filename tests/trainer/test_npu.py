@@ -160,6 +160,28 @@ def test_a_training_on_an_npu_is_that_on_a_cpu_and_calls_its_fused_kernels(
     assert 0 < taken["bytes"][0] < 50e6
 
 
+@pytest.mark.parametrize("chip, precision", [("Ascend910B3", "bf16"), ("Ascend910A", "fp16")])
+@pytest.mark.parametrize("kind", ["gpt", "llama"])
+def test_each_generation_trains_in_16_bits_with_the_kernels_that_it_has(
+    kind: str,
+    chip: str,
+    precision: str,
+    tmp_path: Path,
+    raw_config: Callable[..., dict[str, Any]],
+    train_on_npus: Callable[..., Any],
+    metrics: Read,
+) -> None:
+    """The stand-in refuses what a chip's documents do not list, in the backward pass too."""
+    config = raw_config(steps=3, precision=precision)
+    config["model"].update({"norm": "rms", "swiglu": True, "rotary": True} if kind == "llama" else {}, dropout=0)
+    train_on_npus(1, config, tmp_path / "npu", NPU_CHIP=chip)
+    backends = {one["op"]: one["backend"] for one in metrics(tmp_path / "npu", "start")[0]["native"]}
+    assert {backends[op] for op in ("gelu", "layer_norm", "rotary")} == {"npu"}
+    later = {backends[op] for op in ("attention", "rms_norm", "add_layer_norm", "swiglu", "cross_entropy")}
+    assert ("npu" in later) is (chip != "Ascend910A")
+    assert len(metrics(tmp_path / "npu", "step")) == 3
+
+
 @pytest.mark.parametrize(
     "changes", [{"parallel": {"tensor": 2}}, {"zero": 1}], ids=["tensor2", "data2-zero1"]
 )

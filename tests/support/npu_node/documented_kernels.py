@@ -86,8 +86,13 @@ def npu_add_rms_norm(
     return (wide * inverse * gamma.float()).to(x1.dtype), inverse, total
 
 
+# The products of the first generation that the pages of these functions, or of the kernels that they call, list.
+FIRST_GENERATION = {"npu_gelu", "npu_gelu_backward", "npu_rotary_mul", "npu_apply_adam_w", "npu_fast_gelu"}
+
+
 # AddLayerNormKernelNpuOpApi.cpp and derivatives.yaml: norm, mean, inverse deviation, and the sum (only with
-# additional_output); the first and the last have gradients.
+# additional_output); the first and the last have gradients. aclnnAddLayerNormGrad (add_layer_norm_grad_def.cpp) takes dy,
+# x1, x2 and gamma of one type.
 def npu_add_layer_norm(
     x1: Tensor,
     x2: Tensor,
@@ -107,6 +112,10 @@ def npu_add_layer_norm(
     mean = wide.mean(-1, keepdim=True)
     inverse = torch.rsqrt(wide.var(-1, correction=0, keepdim=True) + epsilon)
     out = ((wide - mean) * inverse * gamma.float() + beta.float()).to(x1.dtype)
+    if out.requires_grad:
+        out.register_hook(
+            lambda _: require(gamma.dtype == x1.dtype, "the backward kernel takes gamma in the type of x1")
+        )
     return out, mean.detach(), inverse.detach(), total if additional_output else total.new_empty(0)
 
 

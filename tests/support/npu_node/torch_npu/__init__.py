@@ -59,6 +59,8 @@ def _set_device(index: int) -> None:
     _library.npu_set_device(int(index))
 
 
+CHIP = os.environ.get("NPU_CHIP", "Ascend910B3")
+
 npu = SimpleNamespace(
     Event=_Event,
     is_available=lambda: True,
@@ -69,7 +71,7 @@ npu = SimpleNamespace(
     synchronize=lambda *_: None,
     max_memory_allocated=lambda *_: int(_library.npu_highest()),
     mem_get_info=lambda *_: (8 << 30, 64 << 30),
-    get_device_name=lambda *_: "Ascend910B3",
+    get_device_name=lambda *_: CHIP,
     get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16, torch.float32],
     manual_seed_all=lambda seed: None,
     _is_in_bad_fork=lambda: False,
@@ -84,6 +86,8 @@ torch.utils.generate_methods_for_privateuse1_backend(for_storage=False)
 def npu_fusion_attention(*given: Any, **named: Any) -> Any:
     """As `_noted`, with what the trainer's tests compare."""
     form = {name: named.get(name, 0) for name in ("input_layout", "scale", "sparse_mode")}
+    if CHIP == "Ascend910A":
+        raise RuntimeError(f"CANN has no npu_fusion_attention for the {CHIP}")
     note("npu_fusion_attention", head_num=given[3], **form)
     return documented.npu_fusion_attention(*given, **named)
 
@@ -93,6 +97,8 @@ def _noted(name: str) -> Any:
 
     def call(*given: Any, **named: Any) -> Any:
         note(name)
+        if CHIP == "Ascend910A" and name not in documented.FIRST_GENERATION:
+            raise RuntimeError(f"CANN has no {name} for the {CHIP}")
         return getattr(documented, name)(*given, **named)
 
     return call
