@@ -157,7 +157,7 @@ class Job(Checked):
     forward: tuple[str, ...] = setting((), read=words_of, form=WORDS)
     """Variables of the launcher's environment to pass on to the ranks."""
     rank_table: str = setting("auto", take=take_rank_table, form=own_table.FORM)
-    """Whether the run gets a rank table. auto: on NPUs only. Or a table to use: ./table.json."""
+    """Whether the run gets a rank table. auto: programs on NPUs. Or a table to use: ./table.json."""
     master_port: int = setting(
         0, least=0, most=65535, example="1024 to 65535, or 0 to let the first node choose"
     )
@@ -359,7 +359,10 @@ def devices_on(job: Job, node: Node) -> tuple[int, ...]:
 
 
 def rank_table_wanted(job: Job, cluster: Cluster) -> bool:
-    """Return whether the ranks of this run get a rank table."""
+    """Return whether the ranks of this run get a rank table; the embedded trainer only one that the job asks for.
+
+    torch_npu does not need it: ranks exchange their addresses, and where one rank cannot use its table, it alone does.
+    """
     return job.rank_table not in ("auto", "never") or (
-        job.rank_table == "auto" and all(node.kind == "npu" for node in cluster.nodes)
+        job.rank_table == "auto" and job.train is None and all(node.kind == "npu" for node in cluster.nodes)
     )

@@ -208,7 +208,8 @@ def _devices(place: NodePlace, local_rank: int, job: Job, facts: Facts) -> dict[
     table = {contract.RANK_TABLE_FILE: files.rank_table} if facts.rank_table else {}
     visible = ",".join(map(str, place.devices))
     if node.kind == "cuda":
-        return {contract.CUDA_VISIBLE: visible}
+        # nvidia-smi and the inventory count by the bus; CUDA's default order is by speed.
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", contract.CUDA_VISIBLE: visible}
     if node.kind != "npu":
         return table
     device = str(_device_id(place, local_rank, job))
@@ -218,6 +219,8 @@ def _devices(place: NodePlace, local_rank: int, job: Job, facts: Facts) -> dict[
         contract.DEVICE_ID: device,
         "ASCEND_DEVICE_ID": device,
         contract.PLOG_PATH: files.plogs,
+        # Seconds. HCCL waits 120 for all ranks, and torch_npu asks for 300 or more.
+        "HCCL_CONNECT_TIMEOUT": "1200",
         **table,
     }
     if job.device_ids == "visible":

@@ -37,11 +37,13 @@ def read_addresses(
     hardware: str | None = None,
     skip_incomplete: bool = False,
     smi: Smi | None = None,
+    alone: bool = False,
 ) -> list[DeviceAddress]:
     """Return the address of each device, in the given order (default: the order of the inventory).
 
     On a3 the address is in the network of the super pod, and each device has its super-device id too. A device
-    without an address is an error, or is left out with `skip_incomplete`.
+    without an address is an error, or is left out with `skip_incomplete`. `alone`: the only node, where all may be
+    without one.
     """
     wanted = node.devices if devices is None else tuple(devices)
     found, complaint = _from_tool(connection, node, wanted, hardware)
@@ -52,6 +54,8 @@ def read_addresses(
         source = {**dict.fromkeys(found, "hccn.conf"), **source}
     found = {**dict(zip(node.devices, node.device_ips, strict=False)), **found}
     source = {**dict.fromkeys(found, "the inventory"), **source}
+    if alone and not found:
+        found, source = dict.fromkeys(wanted, ""), dict.fromkeys(wanted, "")
     absent = [device for device in wanted if device not in found]
     if absent and not skip_incomplete:
         which = f"device{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}"

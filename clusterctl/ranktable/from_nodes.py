@@ -53,15 +53,19 @@ def build_from_nodes(
     which: Sequence[int] | None = None,
     hardware: str | None = None,
     skip_incomplete: bool = False,
+    of_run: bool = False,
 ) -> BuiltTable:
     """Ask all nodes in parallel for these devices (default: those of the inventory) and build their table.
 
-    Raise an error that names every node that failed.
+    Raise an error that names every node that failed. `of_run`: no other node joins later, so that the devices of a
+    single one need no addresses.
     """
     found = on_all(
         connections,
         cluster.nodes,
-        lambda node, link: _query(link, node, which, hardware, skip_incomplete),
+        lambda node, link: _query(
+            link, node, which, hardware, skip_incomplete, of_run and len(cluster.nodes) == 1
+        ),
     )
     answers = [(node, found[node.name]) for node in cluster.nodes]
     common = hardware or common_hardware(answers)
@@ -93,7 +97,12 @@ def _from_files(
 
 
 def _query(
-    connection: Connection, node: Node, which: Sequence[int] | None, hardware: str | None, skip: bool
+    connection: Connection,
+    node: Node,
+    which: Sequence[int] | None,
+    hardware: str | None,
+    skip: bool,
+    alone: bool,
 ) -> NodeDevices:
     """Return the hardware of one node and the addresses of its devices."""
     wanted = node.devices if which is None else tuple(which)
@@ -101,7 +110,7 @@ def _query(
     generation = hardware or (devices.generation(connection, smi, wanted[0]) if wanted else None)
     if generation == "a5":
         return NodeDevices(generation, [], root_info.read_root_info(connection, node, wanted, skip))
-    addresses = devices.read_addresses(connection, node, which, generation, skip, smi)
+    addresses = devices.read_addresses(connection, node, which, generation, skip, smi, alone)
     return NodeDevices(generation, addresses)
 
 

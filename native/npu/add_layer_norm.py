@@ -1,7 +1,7 @@
 """Residual and layer norm on Ascend NPUs in one pass by CANN's npu_add_layer_norm, which has a derivative.
 
-Its backward kernel (aclnnAddLayerNormGrad) takes a weight in the type of the input only, and the trainer's are fp32: with
-16-bit inputs, an addition and CANN's layer norm follow each other.
+Its backward kernel (aclnnAddLayerNormGrad) takes a weight in the type of the input only; the trainer's are fp32. With
+inputs of 16 bits, CANN's layer norm follows an addition.
 """
 
 from __future__ import annotations

@@ -156,14 +156,16 @@ def test_a_machine_without_torch_npu_or_without_an_npu_says_so(monkeypatch: pyte
     found["torch_npu"] = True
     # A broken CANN: torch_npu is there, but torch could not load it.
     assert library.why_not("npu_gelu") == "torch sees no NPU"
-    name = "Ascend910B2"
-    seen = SimpleNamespace(is_available=lambda: True, get_device_name=lambda: name)
+    seen = SimpleNamespace(is_available=lambda: True, get_device_name=lambda: "Ascend910B2")
     monkeypatch.setattr(torch, "npu", seen, raising=False)
     assert library.why_not("npu_gelu", "npu_swiglu") == ""
     assert library.why_not("npu_gelu", "npu_none") == "this torch_npu has no npu_none"
     # An Ascend910B without a digit is of the first generation.
     for name in ("Ascend910A", "Ascend910ProB", "Ascend910PremiumA", "Ascend910B"):
-        assert library.why_not("npu_gelu", "npu_swiglu") == "chips of the first generation have no such kernel"
+        seen.get_device_name = lambda name=name: name
+        assert (
+            library.why_not("npu_gelu", "npu_swiglu") == "chips of the first generation have no such kernel"
+        )
         assert library.why_not("npu_gelu", "npu_gelu_backward") == ""
 
 

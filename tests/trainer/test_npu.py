@@ -173,7 +173,9 @@ def test_each_generation_trains_in_16_bits_with_the_kernels_that_it_has(
 ) -> None:
     """The stand-in refuses what a chip's documents do not list, in the backward pass too."""
     config = raw_config(steps=3, precision=precision)
-    config["model"].update({"norm": "rms", "swiglu": True, "rotary": True} if kind == "llama" else {}, dropout=0)
+    config["model"].update(
+        {"norm": "rms", "swiglu": True, "rotary": True} if kind == "llama" else {}, dropout=0
+    )
     train_on_npus(1, config, tmp_path / "npu", NPU_CHIP=chip)
     backends = {one["op"]: one["backend"] for one in metrics(tmp_path / "npu", "start")[0]["native"]}
     assert {backends[op] for op in ("gelu", "layer_norm", "rotary")} == {"npu"}
@@ -205,7 +207,7 @@ def test_ranks_on_npus_meet_by_hccl_each_on_its_device_with_what_the_launcher_se
     groups = [one for one in calls if one["call"] == "hccl" and one["size"] == 2]
     assert {one["rank"] for one in groups} == {"0", "1"}
     for one in groups:
-        assert set_by_launcher.items() <= one.items()
+        assert set_by_launcher.items() <= one.items() and one["CPU_AFFINITY_CONF"] == "1"
         assert one["device"] == int(one["rank"])
 
 

@@ -40,7 +40,7 @@ def ask(cluster: Cluster, job: Job, connections: Connections) -> NodeFacts:
         table = read_table(file)
         note = f"{file} fits the ranks of the job"
     elif rank_table_wanted(job, cluster):
-        answer = from_nodes.build_from_nodes(cluster, connections, job.devices)
+        answer = from_nodes.build_from_nodes(cluster, connections, job.devices, of_run=True)
         table = answer.table.render()
         notes = "".join(f"; {text}" for text in (answer.detected, *answer.other_sources) if text)
         note = f"built from the answers of {plural(len(cluster.nodes), 'node')}{notes}"

@@ -11,6 +11,7 @@ import pytest
 from clusterctl.errors import InputFaults, UsageError
 from clusterctl.inventory.cluster import Cluster, Node, named_devices
 from clusterctl.jobs import job, job_check, plan
+from clusterctl.jobs.job import rank_table_wanted
 from clusterctl.jobs.restarts import Restart
 from clusterctl.wire import contract
 
@@ -63,9 +64,29 @@ def test_an_npu_rank_finds_ascend_names_and_its_rank_table() -> None:
         "HCCL_IF_IP": "10.0.0.2",
         "ASCEND_PROCESS_LOG_PATH": "/w/runs/r/node2/attempts/1/plogs",
         "HCCL_SOCKET_IFNAME": "=eth0",
+        "HCCL_CONNECT_TIMEOUT": "1200",
     }
     assert {name: env.get(name) for name in wanted} == wanted
+    own = plan.make_plan(cluster("npu"), bare(env={"HCCL_CONNECT_TIMEOUT": "300"}), facts)
+    assert own.nodes[0].processes[0].env["HCCL_CONNECT_TIMEOUT"] == "300"
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD" not in env
+
+
+def test_devices_of_gpus_are_counted_as_nvidia_smi_does() -> None:
+    env = plan.make_plan(cluster("cuda"), bare()).nodes[0].processes[0].env
+    assert (env["CUDA_DEVICE_ORDER"], env["CUDA_VISIBLE_DEVICES"]) == ("PCI_BUS_ID", "0,1")
+
+
+def test_a_training_gets_a_rank_table_only_if_its_job_asks_for_one(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+
+    def wanted(text: str) -> bool:
+        path.write_text(text)
+        return rank_table_wanted(job.load(path), cluster("npu"))
+
+    training = "train: {model: {layers: 1, hidden: 8, heads: 1}, data: {random: true}, steps: 1}\n"
+    assert wanted('command: ["true"]\n') and not wanted(training)
+    assert wanted(training + "rank_table: always\n") and not wanted('command: ["true"]\nrank_table: never\n')
 
 
 def test_an_npu_rank_counts_its_device_in_the_list_of_visible_devices() -> None:

@@ -125,6 +125,12 @@ def test_one_device_without_an_address_refuses_and_names_device_and_node() -> No
     assert "hccn_tool -i 1" in caught.value.hint and "device_ips" in caught.value.hint
 
 
+def test_the_devices_of_a_single_node_need_no_addresses() -> None:
+    transport = ScriptedTransport({("*", "run"): ABSENT})
+    found = read_addresses(transport.connect(NODE), NODE, alone=True)
+    assert found == [DeviceAddress(device, "") for device in NODE.devices]
+
+
 def test_ipv6_is_not_asked_for_where_one_device_has_ipv4() -> None:
     with pytest.raises(WorkFailed, match="device 1"):
         asked(

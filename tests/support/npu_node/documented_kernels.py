@@ -91,7 +91,7 @@ FIRST_GENERATION = {"npu_gelu", "npu_gelu_backward", "npu_rotary_mul", "npu_appl
 
 
 # AddLayerNormKernelNpuOpApi.cpp and derivatives.yaml: norm, mean, inverse deviation, and the sum (only with
-# additional_output); the first and the last have gradients. aclnnAddLayerNormGrad (add_layer_norm_grad_def.cpp) takes dy,
+# additional_output); the first and the last have gradients. aclnnAddLayerNormGrad (add_layer_norm_grad_def.cpp) has dy,
 # x1, x2 and gamma of one type.
 def npu_add_layer_norm(
     x1: Tensor,

@@ -111,7 +111,7 @@ def register(note: Callable[..., None]) -> None:
     def create(store: Any, rank: int, size: int, timeout: Any) -> Hccl:
         seen = {
             name: os.environ.get(name)
-            for name in ("RANK_TABLE_FILE", "HCCL_IF_IP", "ASCEND_RT_VISIBLE_DEVICES")
+            for name in ("RANK_TABLE_FILE", "HCCL_IF_IP", "ASCEND_RT_VISIBLE_DEVICES", "CPU_AFFINITY_CONF")
         }
         note("hccl", size=size, group_rank=rank, device=torch.npu.current_device(), **seen)
         return Hccl(store, rank, size, timeout)
