@@ -5,15 +5,14 @@
 A GPU waits for Python where the host takes longer to start its work than the GPU to do it. So this compares the host
 alone: the trainer with plain eager torch, op by op, in bf16. Tensors are small ones of a CPU, and Triton's kernels are
 prepared and not launched. In compiled blocks the compiler's own kernels are a CPU's. The time of a block is the
-difference between models of few and of many layers, per layer. Times are processor time of one thread: medians of
-rounds in which the subjects alternate.
+difference between models of few and of many layers, per layer. Times are processor time of one thread, the least of
+rounds in which the subjects alternate: what else runs on the machine makes them longer, never shorter.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -205,18 +204,15 @@ def eager(config: TrainConfig) -> Callable[[int], Passes]:
     return step
 
 
-def medians(steps: list[Callable[[], Any]], rounds: int) -> list[Passes]:
-    """Return the median of each figure of each step; the steps alternate."""
+def least(steps: list[Callable[[], Any]], rounds: int) -> list[Passes]:
+    """Return the least of each figure of each step; the steps alternate."""
     for _ in range(3):
         for step in steps:
             step()
     found = [[step() for step in steps] for _ in range(rounds)]
     columns = list(zip(*found, strict=True))
     names = ("forward", "backward", "end")
-    return [
-        Passes(*(statistics.median(getattr(each, name) for each in column) for name in names))
-        for column in columns
-    ]
+    return [Passes(*(min(getattr(each, name) for each in column) for name in names)) for column in columns]
 
 
 def training_rows(rounds: int) -> Iterator[tuple[str, ...]]:
@@ -227,7 +223,7 @@ def training_rows(rounds: int) -> Iterator[tuple[str, ...]]:
             steps = [partial(step, micros) for step in made]
             # A compilation says how long it took.
             with contextlib.redirect_stdout(sys.stderr):
-                few, many, *compiled, other_few, other_many = medians(steps, rounds)
+                few, many, *compiled, other_few, other_many = least(steps, rounds)
             cells = []
             for name in ("forward", "backward"):
                 first, blocks, second = (
@@ -255,7 +251,7 @@ def decoding_rows(rounds: int) -> Iterator[tuple[str, ...]]:
                 return Passes(time.thread_time() - began, 0.0, 0.0)
 
             less, more = (
-                each.forward for each in medians([partial(timed, few), partial(timed, many)], min(rounds, 40))
+                each.forward for each in least([partial(timed, few), partial(timed, many)], min(rounds, 40))
             )
             layer = (more - less) / (MANY - FEW)
             calls = [token_calls(config_of(shape, n).model, texts, False) for n in (FEW, FEW + 1)]

@@ -6,7 +6,8 @@ depends on its seed and index, as there; a text's token does not depend on the o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,33 +25,37 @@ class Wish:
     index: int
 
 
-def serves(sampling: Sampling, banned: Sequence[int]) -> bool:
+# Takes rows of logits, and how a token of each is drawn; returns the tokens.
+Kind = Callable[[Tensor, Sequence[Wish]], Tensor]
+
+
+def serves(own: Sampling, banned: Sequence[int]) -> bool:
     """Return whether `draw` draws the tokens of such a request."""
-    plain = Sampling()
-    neutral = ("repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram", "bias")
-    same = all(getattr(sampling, name) == getattr(plain, name) for name in neutral)
-    return same and not banned and sampling.logprobs is None and sampling.beams == 1
+    changed = own.presence_penalty or own.frequency_penalty or own.no_repeat_ngram or own.bias or banned
+    return own.beams == 1 and own.logprobs is None and own.repetition_penalty == 1 and not changed
 
 
 def draw(logits: Tensor, wishes: Sequence[Wish]) -> list[int]:
     """Return the token of each wish; `logits` are (rows, vocab) in fp32 on the device."""
-    found = torch.zeros(len(wishes), dtype=torch.int64, device=logits.device)
-    kinds = {"greedy": _most_likely, "all": _among_all, "some": _among_some}
-    for kind, run in kinds.items():
-        places = [place for place, wish in enumerate(wishes) if _kind(wish) == kind]
-        if places:
-            chosen = [wishes[place] for place in places]
-            rows = logits[_moved([wish.row for wish in chosen], logits)]
-            found[_moved(places, logits)] = run(rows, chosen)
-    return [int(number) for number in found.tolist()]
+    places: dict[Kind, list[int]] = {}
+    for place, wish in enumerate(wishes):
+        places.setdefault(_kind(wish), []).append(place)
+    parts = []
+    for run, own in places.items():
+        chosen = [wishes[place] for place in own]
+        rows = [wish.row for wish in chosen]
+        taken = logits if rows == [*range(len(logits))] else logits[_moved(rows, logits)]
+        parts.append(run(taken, chosen))
+    numbers = (torch.cat(parts) if len(parts) > 1 else parts[0]).tolist() if parts else []
+    return [number for _, number in sorted(zip(itertools.chain(*places.values()), numbers, strict=True))]
 
 
-def _kind(wish: Wish) -> str:
+def _kind(wish: Wish) -> Kind:
     sampling = wish.sampling
     if sampling.greedy:
-        return "greedy"
+        return _most_likely
     restricted = sampling.top_k or sampling.min_p or top_p_at(sampling, wish.index) < 1
-    return "some" if restricted else "all"
+    return _among_some if restricted else _among_all
 
 
 def _moved(numbers: Sequence[float], like: Tensor) -> Tensor:
