@@ -717,3 +717,17 @@ def test_no_shell_stands_between_an_argument_and_its_program() -> None:
             ):
                 found.append(f"{named(path)}:{node.lineno}")
     assert not found
+
+
+def test_an_expected_error_is_looked_at() -> None:
+    # Their texts are empty.
+    wordless = ("KeyboardInterrupt", "TimeoutError", "socket.timeout", "AssertionError")
+    found = []
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for item in (item for node in every_node(path) if isinstance(node, ast.With) for item in node.items):
+            call = item.context_expr
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.raises":
+                looked = item.optional_vars or any(keyword.arg == "match" for keyword in call.keywords)
+                if not looked and ast.unparse(call.args[0]) not in wordless:
+                    found.append(f"{named(path)}:{call.lineno}: give it a match")
+    assert not found

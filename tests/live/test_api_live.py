@@ -166,7 +166,7 @@ def test_a_node_that_cannot_be_reached_is_an_outcome(tmp_path: Path, cluster: ap
     with api.Cluster.load(path) as absent:
         (outcome,) = absent.run(["true"])
     assert isinstance(outcome.error, api.NodeError)
-    with pytest.raises(api.NodeError):
+    with pytest.raises(api.NodeError, match="gone: nothing listens"):
         outcome.get()
     with pytest.raises(api.UsageError, match="not a list"):
         cluster.run("uname -n")

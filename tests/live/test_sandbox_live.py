@@ -161,9 +161,9 @@ def test_only_the_one_key_gets_in_and_the_host_key_is_the_recorded_one(tmp_path:
             recorded = f"[{node.host}]:{node.port} ssh-ed25519 {shown}\n"
             assert made.layout.known_hosts.read_text() == recorded
             stranger = paramiko.ECDSAKey.generate()
-            with pytest.raises(paramiko.AuthenticationException):
+            with pytest.raises(paramiko.AuthenticationException, match="Authentication failed"):
                 transport.auth_publickey(made.state.user, stranger)
-            with pytest.raises(paramiko.AuthenticationException):
+            with pytest.raises(paramiko.AuthenticationException, match="allowed types"):
                 transport.auth_password(made.state.user, "")
 
 
@@ -173,11 +173,11 @@ def test_the_embedded_server_runs_commands_and_nothing_else(tmp_path: Path) -> N
         transport = client.get_transport()
         assert transport is not None
         for kind in ("invoke_shell", "get_pty"):
-            with pytest.raises(paramiko.SSHException):
+            with pytest.raises(paramiko.SSHException, match="Channel closed"):
                 getattr(transport.open_session(), kind)()
-        with pytest.raises(paramiko.SSHException):
+        with pytest.raises(paramiko.SSHException, match="Channel closed"):
             transport.open_session().invoke_subsystem("sftp")
-        with pytest.raises(paramiko.ChannelException):
+        with pytest.raises(paramiko.ChannelException, match="Administratively prohibited"):
             transport.open_channel("direct-tcpip", ("127.0.0.1", 22), ("127.0.0.1", 0))
 
 

@@ -181,7 +181,7 @@ BAD = [
 @pytest.mark.parametrize("text", BAD)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_what_is_not_utf8_is_named(text: bytes, threads: int) -> None:
-    with pytest.raises(UnicodeDecodeError):
+    with pytest.raises(UnicodeDecodeError, match="utf-8"):
         text.decode()
     with pytest.raises(bpe.NotUtf8, match="document 2 is not UTF-8") as caught:
         encode(model(threads=threads), [b"good", "gut: ä中\U0001f600".encode(), text, b"\x80"])

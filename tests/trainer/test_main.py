@@ -42,7 +42,7 @@ def test_a_file_that_cannot_be_used_is_an_error_of_the_user(
     assert capsys.readouterr().err == f"error: some/file: {os.strerror(number)}\n  try: {remedy}\n"
     # In the log of a rank.
     monkeypatch.setattr(commands, "train", failing(number, "some/file", TrainRequest))
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="some/file"):
         program.main(["train", "x"])
 
 

@@ -157,16 +157,16 @@ def test_the_end_of_the_link_ends_commands_and_their_detached_children(
     wait_for(lambda: len(marked({"CLUSTERCTL_TEST": str(tmp_path)})) >= 3)
     link.close()
     wait_for(lambda: not marked({"CLUSTERCTL_TEST": str(tmp_path)}))
-    with pytest.raises(LinkLost):
+    with pytest.raises(LinkLost, match="the link was closed"):
         next(started)
 
 
 def test_a_killed_agent_is_a_lost_link_and_no_hang(link: Connection) -> None:
     pid = link.hello().pid
     threading.Timer(0.2, os.kill, (pid, 9)).start()
-    with pytest.raises(LinkLost):
+    with pytest.raises(LinkLost, match="the connection ended"):
         link.run(["sleep", "5"])
-    with pytest.raises(LinkLost):
+    with pytest.raises(LinkLost, match="the connection ended"):
         link.call("hello")
 
 
@@ -223,14 +223,14 @@ def test_remove_touches_nothing_outside_the_work_folder(link: Connection, tmp_pa
 
 
 def test_a_request_that_makes_no_sense_is_refused_in_words_and_the_link_goes_on(shared: Connection) -> None:
-    for op, params in (
-        ("nonsense", {}),
-        ("run", {}),
-        ("run", {"argv": ["a\0b"]}),
-        ("get", {"path": 7}),
-        ("start", {"run_dir": "/x"}),
+    for op, params, complaint in (
+        ("nonsense", {}, "does not know 'nonsense'"),
+        ("run", {}, "'argv' must be list"),
+        ("run", {"argv": ["a\0b"]}, "without null bytes"),
+        ("get", {"path": 7}, "'path' must be str, not 7"),
+        ("start", {"run_dir": "/x"}, "'spec' must be dict"),
     ):
-        with pytest.raises(RequestFailed):
+        with pytest.raises(RequestFailed, match=complaint):
             shared.call(op, params)
     assert shared.run(["true"]).ok
 
@@ -516,7 +516,7 @@ def test_a_killed_agent_leaves_no_commands_but_what_outlived_its_command_stays(
     said = threading.Event()
 
     def run() -> None:
-        with pytest.raises(LinkLost):
+        with pytest.raises(LinkLost, match="the connection ended"):
             link.run(
                 ["/bin/sh", "-c", script],
                 env={"WHOSE": unique(tmp_path)},

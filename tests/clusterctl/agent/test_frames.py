@@ -99,7 +99,7 @@ def test_a_frame_that_claims_to_be_huge_is_refused_before_anything_is_read(sizes
 def test_a_header_nested_without_end_is_a_bad_frame() -> None:
     header = b"[" * 60_000
     stream = io.BytesIO(PREFIX.pack(0x43, 1, len(header), 0) + header)
-    with pytest.raises(BadFrame):
+    with pytest.raises(BadFrame, match="header is not what it must be"):
         read_frame(stream.read)
 
 

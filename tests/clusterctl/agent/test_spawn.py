@@ -52,7 +52,7 @@ def test_a_program_inherits_no_other_file(tmp_path: Path) -> None:
 def test_a_program_that_cannot_be_started_raises_the_kernels_reason(
     argv: bytes, kind: type[OSError], tmp_path: Path
 ) -> None:
-    with pytest.raises(kind):
+    with pytest.raises(kind, match=f"b'{argv.decode()}'"):
         run([argv], tmp_path)
 
 

@@ -240,7 +240,7 @@ def test_devices_that_the_job_does_not_ask_for_are_refused(
 def test_a_part_with_faults_names_them(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(f"{COMMAND}slurm: {{time: 1h}}\n")
-    with pytest.raises(InputFaults):
+    with pytest.raises(InputFaults, match=r"yaml:2 slurm\.time: '1h' is not a time"):
         jobs.load(file)
 
 

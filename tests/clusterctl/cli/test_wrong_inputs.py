@@ -316,10 +316,10 @@ def test_the_trainer_loses_no_value_of_an_option(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     verb, option, first, second = words
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="2"):
         read_words([verb, option, first, option, second])
     assert f"{option}: is given twice: {first}, {second}\n" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="2"):
         read_words([verb, option, first, option, first])
     assert "is given twice" not in capsys.readouterr().err
 

@@ -117,7 +117,7 @@ def test_a_download_that_was_given_up_continues_in_the_next_command(server: Serv
 
 def test_a_file_that_changed_in_between_begins_anew(server: Server, tmp_path: Path) -> None:
     server.breaks = [1_000_000, 0, 0, 0, 0]
-    with pytest.raises(WorkFailed):
+    with pytest.raises(WorkFailed, match="the connection ended too early"):
         fetch(Wanted(server.url, tmp_path / "x"))
     server.breaks, server.tag, server.data = [], '"two"', b"other" * 1000
     assert fetch(Wanted(server.url, tmp_path / "x")).bytes == 5000
@@ -200,7 +200,7 @@ def test_urls_that_are_refused(url: str) -> None:
 def test_names_and_file_names() -> None:
     assert file_name("https://example.org/a/b%20c.json?x=1") == "b c.json"
     for wrong in ("https://example.org/", "https://example.org/.hidden", "https://example.org/a%2fb/..%2f"):
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match="does not end in a file name"):
             file_name(wrong)
     for named in NAMES.values():
         check_url(named.url)

@@ -176,7 +176,7 @@ def test_files_are_read_with_their_name_in_every_message(tmp_path: Path) -> None
     assert "UTF-8" in inspect(path)[1][0].what
     with pytest.raises(UsageError, match="No such file"):
         inspect(tmp_path / "none")
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="Is a directory"):
         inspect(tmp_path)
 
 

@@ -77,7 +77,7 @@ def test_counts_of_tasks_are_read_as_they_are_written(counts: list[int]) -> None
 def test_counts_of_tasks_are_slurms() -> None:
     assert read_tasks("8(x4),4") == [8, 8, 8, 8, 4] and render_tasks([8, 8, 8, 8, 4]) == "8(x4),4"
     for text in ("", "0", "8(x0)", "8(x)", "8x4", "99999", "-1", "8(x4", "1(x999999),1(x999999)", "8,,4"):
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match=r"is not a number of tasks|more than 100,000 nodes"):
             read_tasks(text)
 
 

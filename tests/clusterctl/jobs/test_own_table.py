@@ -69,7 +69,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputFaults, match=r"job\.yaml:2 rank_table"):
         job_check.check(job, lab(tmp_path))
     (tmp_path / "table.json").unlink()
-    with pytest.raises(InputFaults):
+    with pytest.raises(InputFaults, match=r"job\.yaml:2 rank_table: .*table\.json: no such file"):
         job_check.check(job, lab(tmp_path))
 
 

@@ -64,10 +64,10 @@ def test_the_folder_must_be_the_users_own_and_no_link(place: Path, tmp_path: Pat
             address.opened(str(place))
     place.chmod(0o700)
     (tmp_path / "link").symlink_to(place)
-    with pytest.raises(address.WrongPlace):
+    with pytest.raises(address.WrongPlace, match="link: Not a directory; it must be a folder"):
         address.opened(str(tmp_path / "link"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(address.WrongPlace):
+    with pytest.raises(address.WrongPlace, match="file: Not a directory; it must be a folder"):
         address.opened(str(tmp_path / "file"))
 
 

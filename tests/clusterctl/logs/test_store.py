@@ -169,7 +169,7 @@ def test_a_time_is_read_or_refused() -> None:
     assert now - moment("11:30", now) == 1800
     assert now - moment("2026-03-03 12:00", now) == 86400
     for bad in ("", "10", "yesterday", "25:00", "-5m"):
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match="not a time"):
             moment(bad, now)
 
 
@@ -257,5 +257,5 @@ def test_a_log_without_an_index_has_the_time_of_its_file(tmp_path: Path) -> None
 def test_ranks_are_read_or_refused() -> None:
     assert parse_ranks("0,8-10") == {0, 8, 9, 10}
     for bad in ("", "a", "3-1", "0-9999999", "-1"):
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match="is not a rank"):
             parse_ranks(bad)

@@ -202,16 +202,16 @@ def test_wrong_input_names_its_place(text: str, says: str) -> None:
 
 
 def test_wrong_files_are_refused(tmp_path: Path) -> None:
-    for name, text in {
-        "list.yaml": "[1]",
-        "other.yaml": "a: 1",
-        "pod.yaml": "kind: Job\nspec: {replicas: 2}",
-        "ds.json": "[1]",
-        "bytes.sh": "\udcff",
-    }.items():
+    for name, text, complaint in (
+        ("list.yaml", "[1]", "not a mapping"),
+        ("other.yaml", "a: 1", "neither a job of Kubernetes nor"),
+        ("pod.yaml", "kind: Job\nspec: {replicas: 2}", "no container starts a known program"),
+        ("ds.json", "[1]", "not a mapping"),
+        ("bytes.sh", "\udcff", "not UTF-8 text"),
+    ):
         path = tmp_path / name
         path.write_bytes(text.encode("utf-8", "surrogateescape"))
-        with pytest.raises(ClusterctlError):
+        with pytest.raises(ClusterctlError, match=f"{name}: {complaint}"):
             translated(str(path))
 
 

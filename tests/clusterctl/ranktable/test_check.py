@@ -347,7 +347,7 @@ def test_a_loop_of_links_is_found_and_no_traceback(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_the_command_lines_fault(tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=r"table\.json: no such file"):
         check_file(tmp_path / "table.json")
 
 

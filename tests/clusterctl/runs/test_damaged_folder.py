@@ -223,7 +223,7 @@ def test_a_checkpoint_that_a_resumed_attempt_passed_over_is_not_brought_here(tmp
     script = ScriptedTransport(
         {("*", "list"): {"missing": False, "entries": entries}, ("*", "tree"): UsageError("enough")}
     )
-    with Connections(script) as scripted, pytest.raises(UsageError):
+    with Connections(script) as scripted, pytest.raises(UsageError, match="enough"):
         bring_checkpoint(run, scripted)
     assert script.asked[-1][2]["path"] == "/nodes/a/r/checkpoints/step-00000200"
     assert superseded_by([*lines, {"event": "checkpoint", "step": 300}]) == set()

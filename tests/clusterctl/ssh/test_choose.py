@@ -77,7 +77,7 @@ def test_hosts_vouched_for_by_an_authority_are_reached_and_others_refused(
     keygen("-t", "ed25519", "-N", "", "-f", tmp_path / "other")
     other = (tmp_path / "other.pub").read_text()
     (tmp_path / "known").write_text(f"@cert-authority 127.0.0.1,[127.0.0.1]:* {other}")
-    with pytest.raises((HostKeyUnknown, HostKeyChanged)):
+    with pytest.raises((HostKeyUnknown, HostKeyChanged), match="host key is not known"):
         SshChoice(ssh_config=str(tmp_path / "config")).connect(node)
 
 

@@ -171,5 +171,5 @@ def test_a_revoked_key_is_refused_by_the_way_that_knows_of_it(true: Server, tmp_
     known = tmp_path / "known"
     record(true, known)
     known.write_text(known.read_text() + "@revoked * " + known.read_text().split(" ", 1)[1])
-    with pytest.raises(HostKeyChanged):
+    with pytest.raises(HostKeyChanged, match="marked as revoked"):
         OpenSshTransport(known_hosts=known, ssh_config="none").connect(true.node())

@@ -105,7 +105,7 @@ def test_no_child_and_no_folder_is_left_whatever_becomes_of_the_login(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
     transport = OpenSshTransport(known_hosts=known, ssh_config="none")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "id")], check=True)
-    with pytest.raises(LoginRefused):
+    with pytest.raises(LoginRefused, match="no key was accepted"):
         transport.connect(server.node(key=str(tmp_path / "id")))
     link = transport.connect(server.node())
     assert not list((tmp_path / "t").iterdir()) and len(children()) == 1
@@ -217,7 +217,7 @@ def test_a_chain_of_gateways_is_gone_through_with_our_options_at_every_step(
         known.write_text("\n".join(lines) + "\n")
         with pytest.raises(HostKeyChanged, match=rf"gateway \[127.0.0.1\]:{second.port}"):
             transport.connect(node)
-        with pytest.raises(HostKeyChanged):
+        with pytest.raises(HostKeyChanged, match=rf"gateway .*:{second.port}\): its host key changed"):
             transport.connect(replace(node, gateway=f"127.0.0.1:{second.port}"))
     finally:
         for one in (first, second):

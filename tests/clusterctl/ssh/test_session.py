@@ -141,7 +141,7 @@ def test_a_gateway_that_died_loses_its_nodes_and_is_logged_in_on_anew(
     for pid in descendants(bastion.process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    with pytest.raises(LinkLost):
+    with pytest.raises(LinkLost, match="the connection ended"):
         stream.read(100, 60.0)
     stream.close()
     assert output(route.start(node, "echo again")) == b"again\n"
@@ -151,7 +151,7 @@ def test_a_changed_key_behind_a_gateway_is_refused(server: Server, bastion: Serv
     record(bastion, known)
     record(server, known, bastion)
     logins = server.logins()
-    with pytest.raises(HostKeyChanged):
+    with pytest.raises(HostKeyChanged, match="its host key changed"):
         transport(known).start(server.node(gateway=f"127.0.0.1:{bastion.port}"), "true")
     assert server.logins() == logins
 
@@ -280,7 +280,10 @@ def test_fabric_runs_and_copies_over_a_login_that_was_checked_here(
     assert (tmp_path / "back").read_text() == "over fabric"
     known.unlink()
     record(bastion, known)
-    with pytest.raises(HostKeyUnknown), fabric_connection(transport(known), node):
+    with (
+        pytest.raises(HostKeyUnknown, match="its host key is not known"),
+        fabric_connection(transport(known), node),
+    ):
         pass
 
 
@@ -426,7 +429,7 @@ def test_hashed_names_patterns_and_revoked_keys_are_understood(server: Server, k
     assert KnownHosts([known]).of(name) and not KnownHosts([known]).of("127.0.0.1")
     assert output(transport(known).start(server.node(), "echo in")) == b"in\n"
     known.write_text(f"!{name},[127.0.0.1]:* {kind} {key}\n")
-    with pytest.raises(HostKeyUnknown):
+    with pytest.raises(HostKeyUnknown, match="its host key is not known"):
         transport(known).start(server.node(), "true")
     known.write_text(f"{name} {kind} {key}\n@revoked * {kind} {key}\n")
     with pytest.raises(HostKeyChanged, match="revoked"):

@@ -302,7 +302,7 @@ def test_a_gateway_is_gone_through_and_both_host_keys_are_checked(
     known.write_text("")
     record(other, known)
     record(server, known, other)
-    with pytest.raises(HostKeyChanged):
+    with pytest.raises(HostKeyChanged, match="its host key changed"):
         route(known).connect(behind)
     with pytest.raises(Unreachable, match="gateway"):
         route(known).connect(replace(behind, port=1))
@@ -340,7 +340,7 @@ def test_what_ran_over_a_cut_connection_is_ended_and_the_loss_is_said(
     )
     next(running)
     cut_connection(server.process.pid, link.hello().pid)
-    with pytest.raises(LinkLost):
+    with pytest.raises(LinkLost, match="the connection ended"):
         next(running)
     wait_for(lambda: not marked(marker))
 
@@ -396,7 +396,7 @@ def test_a_program_over_a_cut_connection_is_lost_not_ended(route: Route, server:
     with pytest.raises(TimeoutError):
         stream.read(100, 0.01)
     cut_connection(server.process.pid, int(data))
-    with pytest.raises(LinkLost):
+    with pytest.raises(LinkLost, match="the connection ended"):
         stream.read(100, 20.0)
     stream.close()
 

@@ -210,7 +210,7 @@ def test_frames_come_out_of_pieces_of_any_size() -> None:
         assert found == frames
         splitter.end()
     list(splitter.feed(data[:20]))
-    with pytest.raises(BadFrame):
+    with pytest.raises(BadFrame, match="ended inside a frame"):
         splitter.end()
 
 

@@ -179,7 +179,7 @@ def test_closing_ends_what_runs_everywhere(tmp_path: Path) -> None:
     once.close()
     thread.join(60.0)
     assert ended == [Completed(None, 15)] and not Path(f"/proc/{int(said[0])}").exists()
-    with pytest.raises(LinkLost):
+    with pytest.raises(LinkLost, match="interrupted"):
         once.run(local_node(tmp_path), ["true"])
 
 
@@ -218,7 +218,7 @@ def test_what_a_shell_would_not_hand_on_is_left_to_the_agent() -> None:
 def test_nothing_of_a_users_is_on_the_command_line() -> None:
     answer = Completed(0, stdout=b"", stderr=b"")
     transport = ScriptedTransport({("*", LINE): answer})
-    with ShellSession(transport) as once, pytest.raises(Unreachable):
+    with ShellSession(transport) as once, pytest.raises(Unreachable, match="did not start the command"):
         once.run(Node(name="node1", host="x", address="x"), ["echo", "secret"], env={"KEY": "secret"})
     (_, line, sent), *_ = transport.asked
     assert "secret" not in line and b"secret" in sent["stdin"] and MARK.encode() in sent["stdin"]

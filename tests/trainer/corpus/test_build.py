@@ -360,7 +360,7 @@ def test_a_kill_while_the_files_are_put_in_place_is_mended_by_the_next_build(
             try:
                 built(tmp_path / "out", words, tmp_path / "in.jsonl", replace=True)
             except KeyboardInterrupt:
-                with pytest.raises(DataError):
+                with pytest.raises(DataError, match=r"none\.idx: no such file"):
                     open_corpus(tmp_path / "none")
         built(tmp_path / "out", words, tmp_path / "in.jsonl", replace=True)
         assert pair_bytes(tmp_path / "out") == pair_bytes(tmp_path / "whole")

@@ -99,9 +99,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_build_that_fails_leaves_the_old_pair_and_no_trace(golden: Path) -> None:
-    with pytest.raises(RuntimeError), Writer(golden, np.uint16) as writer:
+    with pytest.raises(RuntimeError, match="in the middle"), Writer(golden, np.uint16) as writer:
         writer.add_document([[1]])
-        raise RuntimeError
+        raise RuntimeError("in the middle")
     assert golden.with_suffix(".bin").read_bytes() == BIN
     assert sorted(path.name for path in golden.parent.iterdir()) == ["golden.bin", "golden.idx"]
 

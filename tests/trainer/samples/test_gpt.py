@@ -205,5 +205,5 @@ def test_an_order_of_another_corpus_is_an_error_and_no_crash(tmp_path: Path) -> 
     large = corpus_of(tmp_path, [50] * 10)
     order = follow(Recipe.of(large.lengths, (0, 10), 20, 10, 1), large.lengths)
     small = corpus_of(tmp_path, [5] * 4)
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="sample 40 is not within its corpus"):
         Samples(small, order, 10).read(np.arange(20))

@@ -41,7 +41,7 @@ def test_the_openai_client_works(server: Server) -> None:
     stream = client.chat.completions.create(messages=messages, stream=True, **fields)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert text == chat.choices[0].message.content
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.NotFoundError, match="other"):
         client.completions.create(model="other", prompt="one")
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.completions.create(model="small", prompt="one", temperature=-1)

@@ -314,7 +314,7 @@ def test_templates_run_in_a_sandbox(tmp_path: Path) -> None:
         "{% for i in range(100000000) %}{{ i }}{% endfor %}",
         "{{ messages.append(1) }}",
     ):
-        with pytest.raises(TemplateError):
+        with pytest.raises(TemplateError, match="the chat template refuses the messages: "):
             ChatTemplate(source, {}).render([message])
     (tmp_path / "tokenizer_config.json").write_text(
         '{"chat_template": [{"name": "default", "template": "{{ bos_token }}"}], "bos_token": {"content": "<s>"}}'

@@ -102,7 +102,7 @@ def test_templates_are_rendered_as_transformers_renders_them(trl: Any) -> None:
                         [talk], tools, None, source, False, add_generation_prompt=prompt, **SPECIAL
                     )[0][0]
                 except Exception:
-                    with pytest.raises(TemplateError):
+                    with pytest.raises(TemplateError, match="the chat template refuses"):
                         ChatTemplate(source, SPECIAL).render(talk, prompt, tools)
                     refused += 1
                     continue
