@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 def findings(job: Job, cluster: Cluster, answers: Sequence[NodeAnswers]) -> Iterator[Finding]:
     """Yield nodes whose devices differ, and the trainer's findings about the job on these devices.
 
-    If the job names no chip, memory and number types are those of the reported one.
+    If the job names no chip, memory and number types are those of the reported one; of an unknown chip, or of a part of
+    one, the memory is what the driver's tool shows.
     """
     if job.train is None:
         return
     yield from differing(answers)
     for name, nodes in _reported(answers).items():
-        found = job_check.check_reported(job, cluster, name)
+        memory = min(shown[name] for shown in map(devices.names, answers) if name in shown)
+        found = job_check.check_reported(job, cluster, name, memory)
         where = nodeset.fold(nodes)
         for fault in found.faults:
             text = f"its devices are {name}: {fault.key} {fault.what}"

@@ -26,6 +26,8 @@ class DeviceSample:
     """The processes that use it: `python (pid 4711)`."""
     name: str = field(default="", compare=False)
     """The tool's name for the device: `910B3`, `NVIDIA A100-SXM4-80GB`."""
+    memory: int = field(default=0, compare=False)
+    """MiB; 0 if the tool does not show it."""
 
 
 def findings(reply: NodeAnswers) -> Iterator[Finding]:
@@ -56,13 +58,17 @@ def findings(reply: NodeAnswers) -> Iterator[Finding]:
         yield from _link(reply, device)
 
 
-def names(reply: NodeAnswers) -> set[str]:
-    """Return the names of the node's devices as its driver's tool shows them; empty without such a tool."""
+def names(reply: NodeAnswers) -> dict[str, int]:
+    """Return by name the least MiB of the node's devices, by its driver's tool; empty without such a tool."""
     done = reply.command("smi")
     if done is None or not done.succeeded or reply.node.kind not in ("npu", "cuda"):
-        return set()
+        return {}
     seen = npus(done.out) if reply.node.kind == "npu" else gpus(done.out, None)
-    return {seen[device].name for device in reply.node.devices if device in seen and seen[device].name}
+    found: dict[str, int] = {}
+    for entry in (seen[device] for device in reply.node.devices if device in seen):
+        if entry.name:
+            found[entry.name] = min(entry.memory, found.get(entry.name, entry.memory))
+    return found
 
 
 def _each(reply: NodeAnswers, seen: Mapping[int, DeviceSample], tool: str) -> Iterator[Finding]:
@@ -128,6 +134,7 @@ def npus(text: str) -> dict[int, DeviceSample]:
     health: dict[int, str] = {}
     busy: dict[int, list[str]] = {}
     names: dict[int, str] = {}
+    memory: dict[int, int] = {}
     row: tuple[int, str, str] | None = None
     for line in text.splitlines():
         cells = [cell.split() for cell in line.strip().strip("|").split("|")]
@@ -150,8 +157,10 @@ def npus(text: str) -> dict[int, DeviceSample]:
             device = int(first[1]) if len(first) > 1 and first[1].isdecimal() else card
             chips[card, int(first[0])] = device
             health[device], names[device], row = state, name, None
+            # The last two numbers are the used and the whole memory.
+            memory[device] = int(cells[-1][-1]) if cells[-1] and cells[-1][-1].isdecimal() else 0
     return {
-        device: DeviceSample(state, tuple(busy.get(device, ())), names[device])
+        device: DeviceSample(state, tuple(busy.get(device, ())), names[device], memory[device])
         for device, state in health.items()
     }
 
@@ -166,7 +175,8 @@ def gpus(text: str, busy: CommandResult | None) -> dict[int, DeviceSample]:
     for row in _rows(text):
         if len(row) >= 6 and row[0].isdecimal():
             name = row[6] if len(row) > 6 else ""
-            result[int(row[0])] = DeviceSample(_gpu_health(row[:6]), tuple(on.get(row[1], ())), name)
+            memory = int(row[3]) if row[3].isdecimal() else 0
+            result[int(row[0])] = DeviceSample(_gpu_health(row[:6]), tuple(on.get(row[1], ())), name, memory)
     return result
 
 

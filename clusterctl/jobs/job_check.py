@@ -224,16 +224,17 @@ def _command_problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
     return ((("command",), problem.text, problem.remedy) for problem in found)
 
 
-def check_reported(job: Job, cluster: Cluster, device: str) -> TrainCheck:
-    """Return the trainer's check of a job on devices that the nodes report under this name."""
+def check_reported(job: Job, cluster: Cluster, device: str, memory: int) -> TrainCheck:
+    """Return the trainer's check of a job on devices that the nodes report under this name, with so many MiB each."""
     world = sum(len(devices_on(job, node)) for node in cluster.nodes)
-    return check_train(replace(job, train=train_part(job, cluster), data=None), max(world, 1), device)
+    return check_train(replace(job, train=train_part(job, cluster), data=None), max(world, 1), device, memory)
 
 
-def check_train(job: Job, world: int, reported: str | None = None) -> TrainCheck:
+def check_train(job: Job, world: int, reported: str | None = None, memory: int = 0) -> TrainCheck:
     """Return the trainer's check of a configuration; it runs in a separate process and imports no torch."""
     question = {
         "reported": reported,
+        "reported_memory": memory,
         "train": placeholders.fill_all(job.train or {}, _local_values(job, world), f"{job.source}: train"),
         "world_size": world,
         "name": job.name,

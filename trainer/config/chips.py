@@ -7,6 +7,7 @@ rates that other trainers published (docs/guide/planning.md compares them one by
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -40,8 +41,8 @@ class Chip:
     """Precisions that it computes with."""
     kernels: tuple[str, ...]
     """Precisions in which it has an attention kernel that keeps no scores."""
-    reported: tuple[str, ...] = ()
-    """Beginnings of the names under which npu-smi, nvidia-smi and torch report it, without spaces."""
+    reported: str = ""
+    """Expression of the names under which npu-smi, nvidia-smi and torch report it, without spaces and maker."""
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def source(self, figure: str) -> str:
@@ -51,23 +52,7 @@ class Chip:
 
 ALL = ("fp32", "bf16", "fp16")
 WITHOUT_BF16 = ("fp32", "fp16")
-_NET = "assumed: 100 Gbit/s a device to other nodes"
-_NET_200 = "assumed: 200 Gbit/s a device to other nodes"
 _PUBLISHED = "rates published for recipes of this project's sources"
-_AS_A100 = "assumed as the A100's"
-_V100 = {
-    "": "NVIDIA, Tesla V100 datasheet (SXM2)",
-    "efficiency": _PUBLISHED,
-    "net_gbytes": _NET,
-    "latency": "assumed",
-}
-_A100 = {
-    "": "NVIDIA, A100 datasheet (SXM)",
-    "efficiency": _PUBLISHED,
-    "net_gbytes": _NET_200,
-    "latency": "assumed",
-}
-_HOPPER = {"efficiency": _AS_A100, "net_gbytes": "assumed: 400 Gbit/s a device", "latency": "assumed"}
 _910A = {
     "": "Huawei, Atlas 800 training server (model 9000), technical white paper",
     "half": "Huawei, Ascend 910 (Hot Chips 31, 2019): 256 TFLOP/s in fp16",
@@ -83,6 +68,12 @@ _910B = {
     "memory_gbytes": "arXiv:2506.12708: 1.6 TB/s a die",
     "efficiency": _PUBLISHED,
     "latency": "assumed",
+}
+_910B4 = {
+    **_910B,
+    "memory": "Huawei, Atlas 800I A2 inference server: 32 GB",
+    "half": "Huawei, Atlas 800I A2 inference server: 280 TFLOP/s in fp16",
+    "memory_gbytes": "Huawei, Atlas 800I A2 inference server: 800 GB/s with 32 GB",
 }
 _910C = {
     "": "Huawei, CloudMatrix384: arXiv:2506.12708, of one die of two",
@@ -108,75 +99,73 @@ _CPU_AVX2 = {
     **_CPU_AVX512,
     "full": "measured on one Zen 3 core with AVX2, squares of 2,048: 73 GFLOP/s, in bf16 71",
 }
-_CUDA = "cuda"
+
+
+def _gpu(
+    name: str,
+    title: str,
+    memory: float,
+    rates: tuple[float, float],
+    links: tuple[float, float, float, float],
+    reported: str,
+    sheet: str = "",
+) -> Chip:
+    """Return an NVIDIA chip: peak rates in 16 bits and fp32; GB/s in the node, to others, of memory, to the host."""
+    sources = {
+        "": f"NVIDIA, {sheet or name} datasheet",
+        "efficiency": _PUBLISHED if name.startswith(("A100", "V100")) else "assumed as the A100's",
+        "net_gbytes": f"assumed: {8 * links[1]:g} Gbit/s a device to other nodes",
+        "latency": "assumed",
+    }
+    efficiency, types = (0.3, WITHOUT_BF16) if name.startswith("V100") else (0.28, ALL)
+    return Chip(
+        name, "cuda", title, memory, *rates, efficiency, *links, 2e-5, types, types, reported, sources
+    )
+
 
 # fmt: off
-# In the order in which a kind's default is chosen: the first that computes with the job's precision.
+# In the order in which a kind's default is chosen: the first that computes with the job's precision; of names that two
+# expressions match, the first counts.
 CHIPS = (
-    Chip(
-        "cpu", "cpu", "one core of a server", 0, 0.073, 0.073, 0.8, 1.5, 1.0, 15, 15, 3e-4, ALL,
-        ("fp32", "bf16"), (), _CPU_AVX2,
-    ),
-    Chip(
-        "cpu-avx512", "cpu", "one core of a server with AVX-512", 0, 0.095, 0.095, 0.8, 1.5, 1.0, 15, 15, 3e-4,
-        ALL, ("fp32", "bf16"), (), _CPU_AVX512,
-    ),
-    Chip(
-        "cpu-avx512-bf16", "cpu", "one core of a server with AVX-512 and its bf16 products", 0, 0.219, 0.095, 0.8,
-        1.5, 1.0, 15, 15, 3e-4, ALL, ("fp32", "bf16"), (), _CPU,
-    ),
-    Chip(
-        "A100-80", _CUDA, "an A100 of 80 GB", 80, 312, 19.5, 0.28, 300, 25, 2039, 32, 2e-5, ALL, ALL,
-        ("NVIDIAA100-SXM4-80GB", "NVIDIAA10080GB", "A100-SXM4-80GB", "NVIDIAA100-PCIE-80GB"), _A100,
-    ),
-    Chip(
-        "A100-40", _CUDA, "an A100 of 40 GB", 40, 312, 19.5, 0.28, 300, 25, 1555, 32, 2e-5, ALL, ALL,
-        ("NVIDIAA100-SXM4-40GB", "NVIDIAA100-PCIE-40GB", "A100-SXM4-40GB", "A100-PCIE-40GB"), _A100,
-    ),
-    Chip(
-        "A800-80", _CUDA, "an A800 of 80 GB", 80, 312, 19.5, 0.28, 200, 25, 2039, 32, 2e-5, ALL, ALL,
-        ("NVIDIAA800",), {**_A100, "": "NVIDIA, A800 datasheet (SXM)"},
-    ),
-    Chip(
-        "H100", _CUDA, "an H100 (SXM) of 80 GB", 80, 989, 67, 0.28, 450, 50, 3350, 64, 2e-5, ALL, ALL,
-        ("NVIDIAH10080GBHBM3",), {**_HOPPER, "": "NVIDIA, H100 datasheet (SXM)"},
-    ),
-    Chip(
-        "H200", _CUDA, "an H200 (SXM) of 141 GB", 141, 989, 67, 0.28, 450, 50, 4800, 64, 2e-5, ALL, ALL,
-        ("NVIDIAH200",), {**_HOPPER, "": "NVIDIA, H200 datasheet (SXM)"},
-    ),
-    Chip(
-        "H20", _CUDA, "an H20 (SXM) of 96 GB", 96, 148, 44, 0.28, 450, 50, 4000, 64, 2e-5, ALL, ALL,
-        ("NVIDIAH20-96GB", "NVIDIAH20"), {**_HOPPER, "": "NVIDIA, H20 datasheet (SXM)"},
-    ),
-    Chip(
-        "V100-32", _CUDA, "a V100 of 32 GB", 32, 125, 15.7, 0.3, 150, 12.5, 900, 16, 2e-5, WITHOUT_BF16, WITHOUT_BF16,
-        ("TeslaV100-SXM2-32GB", "TeslaV100-SXM3-32GB", "TeslaV100-PCIE-32GB"), _V100,
-    ),
-    Chip(
-        "V100-16", _CUDA, "a V100 of 16 GB", 16, 125, 15.7, 0.3, 150, 12.5, 900, 16, 2e-5, WITHOUT_BF16, WITHOUT_BF16,
-        ("TeslaV100-SXM2-16GB", "TeslaV100-PCIE-16GB"), _V100,
-    ),
-    Chip(
-        "910A", "npu", "an Ascend 910A of 32 GB", 32, 256, 16, 0.24, 30, 12.5, 1200, 32, 3e-5, WITHOUT_BF16, (),
-        ("910A", "910ProA", "910ProB", "910PremiumA"), _910A,
-    ),
-    Chip(
-        "910B", "npu", "an Ascend 910B (Atlas A2) of 64 GB", 64, 376, 94, 0.24, 196, 25, 1600, 32, 3e-5, ALL, ALL,
-        ("910B1", "910B2", "910B3"), _910B,
-    ),
-    Chip(
-        "910C", "npu", "one die of an Ascend 910C (Atlas A3), 64 GB", 64, 376, 94, 0.24, 196, 25, 1600, 32, 3e-5,
-        ALL, ALL, ("Ascend910_93", "910_93", "910C"), _910C,
-    ),
-    Chip(
-        "950PR", "npu", "an Ascend 950PR (Atlas A5) of 128 GB", 128, 500, 125, 0.24, 1000, 50, 1600, 64, 3e-5,
-        ALL, ALL, ("Ascend950PR", "950PR"), _950,
-    ),
-    Chip(
-        "950DT", "npu", "an Ascend 950DT (Atlas A5) of 144 GB", 144, 500, 125, 0.24, 1000, 50, 4000, 64, 3e-5,
-        ALL, ALL, ("Ascend950DT", "950DT"), _950,
-    ),
+    Chip("cpu", "cpu", "one core of a server", 0, 0.073, 0.073, 0.8, 1.5, 1.0, 15, 15, 3e-4, ALL, ("fp32", "bf16"), "",
+         _CPU_AVX2),
+    Chip("cpu-avx512", "cpu", "one core of a server with AVX-512", 0, 0.095, 0.095, 0.8, 1.5, 1.0, 15, 15, 3e-4, ALL,
+         ("fp32", "bf16"), "", _CPU_AVX512),
+    Chip("cpu-avx512-bf16", "cpu", "one core of a server with AVX-512 and its bf16 products", 0, 0.219, 0.095, 0.8,
+         1.5, 1.0, 15, 15, 3e-4, ALL, ("fp32", "bf16"), "", _CPU),
+    _gpu("A100-80", "an A100 of 80 GB", 80, (312, 19.5), (300, 25, 2039, 32), "A100.*80GB.*", "A100 (SXM)"),
+    _gpu("A100-40", "an A100 of 40 GB", 40, (312, 19.5), (300, 25, 1555, 32), "A100.*40GB.*", "A100 (SXM)"),
+    _gpu("A800-80", "an A800 of 80 GB", 80, (312, 19.5), (200, 25, 2039, 32), "A800.*", "A800 (SXM)"),
+    _gpu("H100-PCIe", "an H100 PCIe of 80 GB", 80, (756, 51), (300, 50, 2000, 64), "H100PCIe.*", "H100 PCIe"),
+    _gpu("H100-NVL", "an H100 NVL of 94 GB", 94, (835, 60), (300, 50, 3900, 64), "H100NVL.*", "H100 NVL"),
+    _gpu("H100", "an H100 (SXM) of 80 GB", 80, (989, 67), (450, 50, 3350, 64), "H100.*", "H100 (SXM)"),
+    _gpu("H800", "an H800 (SXM) of 80 GB", 80, (989, 67), (200, 50, 3350, 64), "H800.*", "H800 (SXM)"),
+    _gpu("H200", "an H200 (SXM) of 141 GB", 141, (989, 67), (450, 50, 4800, 64), "H200.*", "H200 (SXM)"),
+    _gpu("H20-141", "an H20-3e (SXM) of 141 GB", 141, (148, 44), (450, 50, 4800, 64), "H20-3e.*", "H20-3e (SXM)"),
+    _gpu("H20", "an H20 (SXM) of 96 GB", 96, (148, 44), (450, 50, 4000, 64), "H20(-96GB)?", "H20 (SXM)"),
+    _gpu("GH200", "a GH200 of 96 GB", 96, (989, 67), (450, 50, 4000, 450), "GH200(480GB)?"),
+    _gpu("GB200", "one GPU of a GB200 (NVL72), 186 GB", 186, (2500, 80), (900, 50, 8000, 450), "GB200.*"),
+    _gpu("B200", "a B200 (HGX) of 180 GB", 180, (2250, 75), (900, 50, 7700, 64), "B200.*", "HGX B200"),
+    _gpu("L40S", "an L40S of 48 GB", 48, (362, 91.6), (32, 25, 864, 32), "L40S"),
+    _gpu("A30", "an A30 of 24 GB", 24, (165, 10.3), (100, 12.5, 933, 32), "A30"),
+    _gpu("A10", "an A10 of 24 GB", 24, (125, 31.2), (32, 12.5, 600, 32), "A10"),
+    _gpu("RTX4090", "an RTX 4090 of 24 GB", 24, (165, 82.6), (32, 12.5, 1008, 32), "RTX4090"),
+    _gpu("V100-32", "a V100 of 32 GB", 32, (125, 15.7), (150, 12.5, 900, 16), "V100-.*32GB.*", "Tesla V100 (SXM2)"),
+    _gpu("V100-16", "a V100 of 16 GB", 16, (125, 15.7), (150, 12.5, 900, 16), "V100-.*16GB.*", "Tesla V100 (SXM2)"),
+    # CANN calls a chip of the first generation Ascend910B too, without a digit behind it.
+    Chip("910A", "npu", "an Ascend 910A of 32 GB", 32, 256, 16, 0.24, 30, 12.5, 1200, 32, 3e-5, WITHOUT_BF16, (),
+         "910(A|B|ProA|ProB|PremiumA)", _910A),
+    Chip("910B", "npu", "an Ascend 910B (Atlas A2) of 64 GB", 64, 376, 94, 0.24, 196, 25, 1600, 32, 3e-5, ALL, ALL,
+         "910B([123].*|4-1)", _910B),
+    Chip("910B4", "npu", "an Ascend 910B4 (Atlas A2) of 32 GB", 32, 280, 70, 0.24, 196, 25, 800, 32, 3e-5, ALL, ALL,
+         "910B4", _910B4),
+    # npu-smi calls it Ascend910, torch_npu by one of several numbers.
+    Chip("910C", "npu", "one die of an Ascend 910C (Atlas A3), 64 GB", 64, 376, 94, 0.24, 196, 25, 1600, 32, 3e-5, ALL,
+         ALL, "910(_93.*|C.*)?", _910C),
+    Chip("950PR", "npu", "an Ascend 950PR (Atlas A5) of 128 GB", 128, 500, 125, 0.24, 1000, 50, 1600, 64, 3e-5, ALL,
+         ALL, "950PR.*", _950),
+    Chip("950DT", "npu", "an Ascend 950DT (Atlas A5) of 144 GB", 144, 500, 125, 0.24, 1000, 50, 4000, 64, 3e-5, ALL,
+         ALL, "950DT.*", _950),
 )
 # fmt: on
 NAMED = {chip.name: chip for chip in CHIPS}
@@ -195,12 +184,8 @@ def chip_name(raw: object) -> str:
 
 def reported_chip(name: str) -> Chip | None:
     """Return the chip that a tool reports under `name` (`Ascend910B3`, `NVIDIA A100-SXM4-80GB`), or None."""
-    plain = name.replace(" ", "")
-    names = (plain, plain.removeprefix("Ascend"))
-    return next(
-        (chip for chip in CHIPS if any(text.startswith(known) for known in chip.reported for text in names)),
-        None,
-    )
+    plain = re.sub("^(NVIDIA|Tesla|GeForce|Ascend)+", "", name.replace(" ", ""))
+    return next((chip for chip in CHIPS if chip.reported and re.fullmatch(chip.reported, plain)), None)
 
 
 def default_chip(kind: str, precision: str) -> Chip:

@@ -36,14 +36,17 @@ if TYPE_CHECKING:
 def check(document: object) -> JsonObject:
     """Return the summary of `{"train": ..., "world_size": n, "base_dir": "...", "check_data": bool}`, or its faults.
 
-    `reported`: the name of the nodes' devices according to the driver's tool. `data`: the folder that all nodes get.
+    `reported`: the name of the nodes' devices according to the driver's tool, `reported_memory` their MiB. `data`: the
+    folder that all nodes get.
     """
     if not isinstance(document, Mapping):
         return _answer([Fault("", "the document is not a mapping", 'give {"train": {...}, "world_size": 4}')])
     world = document.get("world_size", 1)
     if not isinstance(world, int) or isinstance(world, bool) or world < 1:
         return _answer([Fault("world_size", f"is {world!r}; a whole number of at least 1 is needed")])
-    train, chip_faults = with_reported(document.get("train"), document.get("reported"))
+    train, chip_faults = with_reported(
+        document.get("train"), document.get("reported"), document.get("reported_memory") or 0
+    )
     base = Path(str(document.get("base_dir") or "."))
     found = plan_config(train, world, base if document.get("check_data") else None)
     config, faults = found.config, [*chip_faults, *found.faults]

@@ -15,19 +15,6 @@ from trainer.plan.hardware import hardware_of
 from trainer.plan.memory import stages
 from trainer.plan.time import CONVENTIONS, passes_of, per_token
 
-# Dense bf16 or fp16 rates of chips that the table of chips lacks, TFLOP/s; the first name in a device's own counts.
-SHEETS = {
-    "GH200": 989.0,
-    "H200": 989.0,
-    "H100 PCIe": 756.0,
-    "H100 NVL": 835.0,
-    "H100": 989.0,
-    "H20": 148.0,
-    "GB200": 2500.0,
-    "B200": 2250.0,
-    "A100": 312.0,
-    "V100": 125.0,
-}
 # The conventions that the console shows; metrics have all of them.
 SHOWN = ("palm", "hardware")
 
@@ -49,14 +36,11 @@ class Rates:
         hardware = hardware_of(replace(config, hardware=replace(config.hardware, kind=kind)), world)
         peak, source = hardware.tflops, hardware.sources["tflops"]
         reported = reported_chip(name)
-        sheet = next((known for known in SHEETS if known in name), "")
         if not config.hardware.tflops and kind == "cpu":
             peak, source = peak * threads, f"{source}, x {threads} threads"
         elif not config.hardware.tflops and reported is not None:
             peak = reported.full if config.precision == "fp32" else reported.half
             source = f"the sheet of {reported.name}"
-        elif not config.hardware.tflops and sheet and config.precision != "fp32":
-            peak, source = SHEETS[sheet], f"the sheet of {sheet}"
         return cls(per_token(config.model, config.recompute.mode, passes_of(config)), world, peak, source)
 
     def tflops(self, tokens_per_second: float) -> dict[str, float]:

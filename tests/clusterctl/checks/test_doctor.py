@@ -394,11 +394,11 @@ def test_checkpoints_must_fit_the_disk_of_each_node_or_the_shared_one() -> None:
     assert (shared.where, "/shared has" in shared.what) == ("b", True)
 
 
-def launched_on(*reported: str) -> str:
-    """What a launch of a bf16 training says before it starts, on nodes whose devices have these names."""
+def launched_on(*reported: str, memory: int = 65536) -> str:
+    """What a launch of a bf16 training says before it starts, on nodes whose devices have these names and MiB."""
     names = tuple("abc"[: len(reported)])
     tables = {
-        name: npu(table_of("OK", "OK").replace("910B3", chip))
+        name: npu(table_of("OK", "OK").replace("910B3", chip).replace("65536", str(memory)))
         for name, chip in zip(names, reported, strict=True)
     }
     train = {
@@ -426,6 +426,8 @@ def test_a_launch_asks_the_nodes_for_their_chip() -> None:
     refused = launched_on("910A")
     assert "nothing was started" in refused and "its devices are 910A: train.precision" in refused
     assert "their devices differ: 910B3 on a, 910B1 on b" in launched_on("910B3", "910B1")
+    assert "does not fit their memory" in launched_on("910B3", memory=2)
+    assert "does not fit their memory" in launched_on("910Z", memory=2)
 
 
 def rdma(level: str, *states: str) -> list[str]:

@@ -39,7 +39,27 @@ def test_a_job_for_another_chip_is_refused_with_both(name: str) -> None:
     assert on(name, chip="910B") == []
 
 
-@pytest.mark.parametrize("name", ["Ascend910", "a device that nobody knows", None, 7])
+@pytest.mark.parametrize("name", ["Ascend 310P", "a device that nobody knows", None, 7])
 def test_a_name_that_is_not_in_the_table_changes_nothing(name: object) -> None:
     assert with_reported(TRAIN, name) == (TRAIN, [])
     assert with_reported({"hardware": 3}, "910B3") == ({"hardware": 3}, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "mebibytes", "expected"),
+    [
+        ("NVIDIA RTX 6000 Ada Generation", 49140, 51.5),
+        ("NVIDIA H100 80GB HBM3", 81559, None),
+        # A part of a card (MIG).
+        ("NVIDIA H100 80GB HBM3", 40448, 42.4),
+        ("Ascend 310P", 0, None),
+    ],
+)
+def test_the_memory_of_an_unknown_or_smaller_device_is_what_its_tool_shows(
+    name: str, mebibytes: int, expected: float | None
+) -> None:
+    train = {**TRAIN, "hardware": {"kind": "cuda"}}
+    found: Any = with_reported(train, name, mebibytes)[0]
+    assert found["hardware"].get("memory") == expected
+    named = {**train, "hardware": {"kind": "cuda", "memory": 30}}
+    assert with_reported(named, name, mebibytes)[0]["hardware"]["memory"] == 30  # type: ignore[index]
