@@ -71,7 +71,7 @@ def module_of(path: str) -> str:
 
 def is_split(model: ModelConfig) -> bool:
     """Return whether Hugging Face's form of a model has queries, keys and values as three matrices."""
-    return model.norm == "rms" or model.groups != model.heads
+    return model.norm != "layer" or model.groups != model.heads
 
 
 def modules_of(model: ModelConfig, module: str) -> tuple[str, ...]:

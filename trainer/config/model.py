@@ -7,7 +7,9 @@ from functools import cached_property
 
 from clusterctl.wire.fields import setting
 from trainer.config.attention import Heads
+from trainer.config.norm import NORMS
 from trainer.config.rope import RopeConfig
+from trainer.config.router import TopK
 
 # Matrix kernels want aligned rows; Megatron pads to 128 x tensor parallel.
 VOCAB_MULTIPLE = 128
@@ -42,7 +44,7 @@ class ModelConfig:
     """With rotary: base, rotated part and scaling."""
     window: int = setting(0, least=0)
     """Tokens that a token attends to, itself included; 0 means all before it."""
-    norm: str = setting("layer", choices=("layer", "rms"))
+    norm: str = setting("layer", choices=tuple(NORMS))
     """layer: layer norm, with mean and bias. rms: RMS norm, which only divides by the root mean square."""
     qk_norm: bool = setting(False)
     """Divide each head's query and key by their root mean square, with a weight, before they are rotated."""
@@ -129,6 +131,11 @@ class ModelConfig:
             causal=self.kind != "glm",
         )
 
+    @cached_property
+    def router(self) -> TopK:
+        """Return the sizes of the router of experts."""
+        return TopK(self.hidden, self.experts, self.top_k)
+
     @property
     def rotary_size(self) -> int:
         """Return how many numbers of a head are rotated."""
@@ -162,7 +169,7 @@ class ModelConfig:
     @property
     def norm_width(self) -> int:
         """Return the parameters of one norm of the residual stream."""
-        return self.hidden * (2 if self.norm == "layer" else 1)
+        return NORMS[self.norm].parameters(self.hidden)
 
     @property
     def norms(self) -> int:
@@ -181,7 +188,7 @@ class ModelConfig:
 
     def used_matrix_parameters(self) -> int:
         """Return the numbers of a block's matrices that are used for one token."""
-        return self.attention.matrices + self.hidden * self.experts + self._feed_forward(self.top_k)
+        return self.attention.matrices + self.router.parameters + self._feed_forward(self.top_k)
 
     def divided_parameters(self) -> int:
         """Return the parameters of a block that tensor parallel ranks divide: matrices, and biases of their columns."""
@@ -191,7 +198,7 @@ class ModelConfig:
     def layer_parameters(self) -> int:
         """Return the parameters of one block."""
         bias = self.hidden if self.bias == "all" and not self.experts else 0
-        router, own = self.experts * self.hidden, self.attention.parameters - self.attention.divided
+        router, own = self.router.parameters, self.attention.parameters - self.attention.divided
         return self.divided_parameters() + own + bias + router + self.norms * self.norm_width
 
     def parameters(self) -> int:
@@ -201,5 +208,5 @@ class ModelConfig:
 
     def active_parameters(self) -> int:
         """Return the parameters that a token uses: all but those of experts that are not chosen for it."""
-        unused = self.matrix_parameters() + self.experts * self.hidden - self.used_matrix_parameters()
+        unused = self.matrix_parameters() + self.router.parameters - self.used_matrix_parameters()
         return self.parameters() - self.layers * unused

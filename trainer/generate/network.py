@@ -25,6 +25,7 @@ from native.decode.paged import PAGE, Spans
 from native.registry import REFERENCE
 from trainer.config.layout import pieces_of
 from trainer.config.model import ModelConfig
+from trainer.config.norm import NORMS
 from trainer.device import Device
 from trainer.engine.passes import Model
 from trainer.generate.fused import Fused, inputs_of
@@ -192,7 +193,7 @@ def network(
     fill(model, read, partial(Packed.of, kind=kind, native=packs), place.tensor)
     _attend_over(model, cache)
     ends = place.pipeline.is_first, place.pipeline.is_last
-    fused = Fused(model, *ends) if packs and not config.experts else None
+    fused = Fused(model, *ends) if packs and NORMS[config.norm].decoded and not config.experts else None
     return Network(model, config, cache, fused, place, kind)
 
 

@@ -13,7 +13,6 @@ from functools import partial
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import native
@@ -25,7 +24,7 @@ from trainer.device import Device
 from trainer.engine.passes import Model
 from trainer.generate import modules
 from trainer.generate.modules import PagedCache, Step, exchange
-from trainer.model.experts import ExpertLinear, Experts, Router
+from trainer.model.experts import ExpertLinear, Experts
 from trainer.model.layers import TokenTable
 from trainer.model.linear import ColumnLinear, RowLinear
 from trainer.parallel.tensor import ALONE, Parallel
@@ -47,17 +46,6 @@ class NarrowExperts(nn.Module):
         return mixed
 
 
-class WideRouter(nn.Module):
-    """A router that computes in fp32."""
-
-    def __init__(self, own: Router) -> None:
-        super().__init__()
-        self.weight = own.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x.float(), self.weight)
-
-
 def fill(model: Model, read: Read, kind: str, device: Device, parallel: Parallel = ALONE) -> None:
     """Move a model whose parameters have no memory to a device, one parameter at a time.
 
@@ -72,7 +60,6 @@ def fill(model: Model, read: Read, kind: str, device: Device, parallel: Parallel
     modules.fill(model, read, partial(Matrix.of, dtype=dtype, device=device.name), parallel, 64, moved)
     for path, module in list(model.named_modules()):
         if isinstance(module, Experts):
-            module.router = WideRouter(module.router)  # type: ignore[assignment]
             exchange(model, path, NarrowExperts(module, dtype))
 
 

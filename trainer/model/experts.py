@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 import native
-from native import products
 from trainer.config.model import ModelConfig
 from trainer.model.cuts import Cut
 from trainer.model.feed_forward import Activation, FeedForward
+from trainer.model.router import Router, counts_of
 from trainer.parallel.tensor import Parallel
 
 
@@ -39,26 +39,13 @@ class ExpertLinear(nn.Module):
         return self.ops.grouped_linear(rows, self.weight, counts)
 
 
-class Router(nn.Module):
-    """The matrix that scores each expert for each token; every rank has the whole matrix."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.cuts = {"weight": Cut(partial=True)}
-        self.weight = nn.Parameter(torch.zeros(config.experts, config.hidden))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits of shape (tokens, experts)."""
-        return products.linear(x, self.weight)
-
-
 class Experts(nn.Module):
     """The feed-forward part of a block with experts, and optionally with a shared expert for all tokens."""
 
     def __init__(self, config: ModelConfig, ops: native.Choice, parallel: Parallel) -> None:
         super().__init__()
         self.config, self.ops, self.parallel = config, ops, parallel
-        self.router = Router(config)
+        self.router = Router(config, ops, parallel)
         self.up = ExpertLinear(config.experts, config.hidden, config.up_width, ops, parallel)
         self.down = ExpertLinear(config.experts, config.inner, config.hidden, ops, parallel)
         self.activation = Activation(config, ops)
@@ -69,9 +56,7 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, aux_weight: float | Tensor = 0.0) -> Tensor:
         """Return (batch, sequence, hidden). `aux_weight`: the weight of the auxiliary loss in the loss of the step."""
         tokens = x.flatten(0, 1)
-        chances, weights, chosen = self.ops.route(
-            self.router(tokens), self.config.top_k, self.config.renormalize
-        )
+        chances, weights, chosen = self.router(tokens)
         weights = weights * self._within_capacity(chosen, x.shape[0])
         mix = self._across_ranks if self.parallel.divides_sequence else self._own_experts
         mixed = mix(tokens, weights.to(x.dtype), chosen).view(x.shape)
@@ -79,9 +64,8 @@ class Experts(nn.Module):
             mixed = mixed + self.shared(x)
         # A tensor is the weight of a captured pass, whose value the host does not know.
         if self.config.aux_loss and (isinstance(aux_weight, Tensor) or aux_weight):
-            mixed = _apply(
-                _Attached, mixed, self._imbalance(chances, chosen), aux_weight, self.config.aux_loss
-            )
+            loss = self.router.imbalance(chances, chosen)
+            mixed = _apply(_Attached, mixed, loss, aux_weight, self.config.aux_loss)
         return mixed
 
     def _within_capacity(self, chosen: Tensor, batch: int) -> Tensor | float:
@@ -113,7 +97,7 @@ class Experts(nn.Module):
             experts = experts[places] - first
             places = places[torch.argsort(experts, stable=True)]
         rows = self.ops.embedding(places // self.config.top_k, tokens)
-        results = self._run(rows, _counts(experts, self.own))
+        results = self._run(rows, counts_of(experts, self.own))
         return self.parallel.leave(self._mixed(results, places, weights))
 
     def _mixed(self, results: Tensor, places: Tensor, weights: Tensor) -> Tensor:
@@ -131,7 +115,7 @@ class Experts(nn.Module):
         places = (weights.flatten() > 0).nonzero().flatten()
         experts = chosen.flatten()[places]
         places = places[torch.argsort(experts, stable=True)]
-        counts = _counts(experts, self.config.experts)
+        counts = counts_of(experts, self.config.experts)
         # How many rows each rank sends for each expert.
         table = self.parallel.gather(counts.view(1, -1), 0).view(size, size, self.own)
         sent, received = table[rank].sum(-1).tolist(), table[:, rank].sum(-1).tolist()
@@ -141,7 +125,7 @@ class Experts(nn.Module):
         of_expert = torch.arange(self.own, device=counts.device).repeat(size)
         of_expert = of_expert.repeat_interleave(table[:, rank].flatten())
         order = torch.argsort(of_expert, stable=True)
-        results = self._run(arrived[order], _counts(of_expert, self.own))
+        results = self._run(arrived[order], counts_of(of_expert, self.own))
         results = results[torch.argsort(order)]
         returned = _apply(_Exchanged, results, received, sent, self.parallel)
         return self._mixed(returned, places, weights)
@@ -150,25 +134,6 @@ class Experts(nn.Module):
         """Return the results of this rank's experts; rows are sorted by expert, `counts` are the rows of each."""
         result: Tensor = self.down(self.activation(self.up(rows, counts)), counts)
         return result
-
-    def _imbalance(self, chances: Tensor, chosen: Tensor) -> Tensor:
-        """Return experts x sum over experts of (fraction of choices x mean probability): 1 if all are used equally."""
-        parallel, divided = self.parallel, self.parallel.divides_sequence
-        counts = _counts(chosen.flatten(), self.config.experts).float()
-        total = float(chances.shape[0] * (parallel.size if divided else 1))
-        means = chances.sum(0) / total
-        if divided:
-            # The gradient is for this rank's tokens; it is summed over the ranks together with the router's.
-            counts = parallel.sum(counts)
-        parts = counts / (total * self.config.top_k)
-        return self.config.experts * (parts * means).sum()
-
-
-def _counts(experts: Tensor, count: int) -> Tensor:
-    """Return how often each expert occurs; unlike torch.bincount, the host does not wait for the device."""
-    return torch.zeros(count, dtype=torch.int64, device=experts.device).scatter_add_(
-        0, experts, torch.ones_like(experts)
-    )
 
 
 def _apply(function: Any, *arguments: Any) -> Tensor:

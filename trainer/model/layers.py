@@ -26,7 +26,7 @@ from trainer.model.experts import Experts
 from trainer.model.feed_forward import FeedForward
 from trainer.model.linear import Source
 from trainer.model.masks import UNCOUNTED
-from trainer.model.norm import Norm
+from trainer.model.norm import Norm, norm_of
 from trainer.model.recompute import NOTHING, Recompute
 from trainer.parallel.tensor import ALONE, Parallel, column_linear
 
@@ -141,14 +141,14 @@ class Block(nn.Module):
         """`seeds`: those of the whole model."""
         super().__init__()
         self.seeds = seeds or Seeds()
-        self.norm_1 = Norm(config, ops)
+        self.norm_1 = norm_of(config, ops)
         self.attention = Attention(config, ops, parallel, recompute)
-        self.norm_2 = Norm(config, ops)
+        self.norm_2 = norm_of(config, ops)
         self.feed_forward: FeedForward | Experts = (Experts if config.experts else FeedForward)(
             config, ops, parallel
         )
         self.post_norm_1, self.post_norm_2 = (
-            Norm(config, ops) if config.sandwich_norms else None for _ in range(2)
+            norm_of(config, ops) if config.sandwich_norms else None for _ in range(2)
         )
         self.parallel_residual = config.parallel_residual
         self.dropout, self.ops, self.recompute = config.dropout, ops, recompute
@@ -266,7 +266,7 @@ class Transformer(nn.Module):
             }
         )
         if closes:
-            self.norm = Norm(config, ops)
+            self.norm = norm_of(config, ops)
             if not config.tied:
                 self.output = TokenTable(config, ops, parallel)
         if seed is not None:

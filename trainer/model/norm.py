@@ -7,12 +7,13 @@ from torch import Tensor, nn
 
 import native
 from trainer.config.model import ModelConfig
+from trainer.config.norm import NORMS
 from trainer.model.cuts import Cut
 from trainer.parallel.tensor import ALONE, Parallel
 
 
 class Norm(nn.Module):
-    """Layer norm or root mean square norm by the chosen backend; its weights are fp32 in every precision.
+    """Root mean square norm by the chosen backend, and the base of other kinds; its weights are always fp32.
 
     torch's bf16 backward pass of layer norm sums their gradients in bf16; an error of 4.0 in 118 was measured.
     """
@@ -26,7 +27,7 @@ class Norm(nn.Module):
         partial = not width
         self.cuts = {"weight": Cut(partial=partial), "bias": Cut(partial=partial)}
         self.weight = nn.Parameter(torch.ones(width or config.hidden))
-        has_bias = config.norm == "layer" and not width
+        has_bias = NORMS[config.norm].bias and not width
         self.bias = nn.Parameter(torch.zeros(config.hidden)) if has_bias else None
         self.eps, self.ops, self.heads_of = config.eps, ops, heads_of
 
@@ -34,13 +35,37 @@ class Norm(nn.Module):
         """Return the norm of `x`; with a residual stream, return x + residual and the norm of this sum."""
         weight = self.heads_of.enter(self.weight)
         if residual is not None and x.dtype == residual.dtype:
-            if self.bias is None:
-                return self.ops.add_rms_norm(x, residual, weight, self.eps)
-            return self.ops.add_layer_norm(x, residual, weight, self.bias, self.eps)
+            return self.after(x, residual, weight)
         # Keep the residual stream in fp32 under autocast.
         added = x if residual is None else x + residual
-        if self.bias is None:
-            normal = self.ops.rms_norm(added, weight, self.eps)
-        else:
-            normal = self.ops.layer_norm(added, weight, self.bias, self.eps)
+        normal = self.normal(added, weight)
         return normal if residual is None else (added, normal)
+
+    def normal(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the norm of each row."""
+        return self.ops.rms_norm(x, weight, self.eps)
+
+    def after(self, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum of two tensors of one type, and its norm."""
+        return self.ops.add_rms_norm(x, residual, weight, self.eps)
+
+
+class LayerNorm(Norm):
+    """Layer norm: subtracts the mean too, and has a bias."""
+
+    bias: nn.Parameter
+
+    def normal(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self.ops.layer_norm(x, weight, self.bias, self.eps)
+
+    def after(self, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return self.ops.add_layer_norm(x, residual, weight, self.bias, self.eps)
+
+
+LAYERS: dict[str, type[Norm]] = {"layer": LayerNorm, "rms": Norm}
+"""The layer of each kind of `trainer.config.norm`."""
+
+
+def norm_of(config: ModelConfig, ops: native.Choice) -> Norm:
+    """Return a norm of the residual stream."""
+    return LAYERS[config.norm](config, ops)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from trainer.config.attention import WIDE, AttentionCore, Share
 from trainer.config.model import ModelConfig
+from trainer.config.norm import NORMS
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,6 @@ def experts(micro: MicroBatch) -> int:
     """Return the bytes of equally used experts: rows, inner activations, results and the router's choices."""
     model = micro.model
     chosen = model.top_k * micro.width * micro.tokens * model.hidden // micro.tensor
-    router = micro.own_tokens * (WIDE * model.experts + model.top_k * 34)
     # Under autocast the rows are in fp32, and each has a 16-bit copy.
     wide = chosen * (WIDE - micro.width) // micro.width if micro.cast else 0
     return (
@@ -98,7 +98,7 @@ def experts(micro: MicroBatch) -> int:
         + wide
         + model.top_k * inner(micro, model.inner)
         + feed_forward_inner(micro, model.shared_ffn)
-        + router
+        + model.router.kept(micro.own_tokens)
     )
 
 
@@ -112,11 +112,8 @@ def block_norms(micro: MicroBatch) -> int:
 
 def norm(micro: MicroBatch, width: int = 0) -> int:
     """Return the bytes that a norm keeps of the residual stream or of a result of `width`: input, row statistics."""
-    if micro.model.norm == "rms":
-        own = micro.own_tokens
-        return (width * own * micro.model.hidden if width else micro.residual) + WIDE * own
-    given = WIDE * micro.own_tokens * micro.model.hidden if micro.cast else micro.residual
-    return given + 2 * WIDE * micro.own_tokens
+    size = width or (WIDE if micro.cast else micro.width)
+    return NORMS[micro.model.norm].kept(micro.own_tokens, micro.model.hidden, size, micro.cast)
 
 
 def dropout(micro: MicroBatch) -> int:

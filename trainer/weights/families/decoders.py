@@ -42,6 +42,11 @@ class Kind:
     dropout: str = ""
     """The key of the activations' dropout."""
 
+    @property
+    def norm(self) -> str:
+        """Return the value of our field `norm`."""
+        return "rms" if self.gated else "layer"
+
 
 def read_decoder(kind: Kind, keys: Keys) -> ModelConfig:
     hidden = keys.number("hidden_size")
@@ -70,7 +75,7 @@ def read_decoder(kind: Kind, keys: Keys) -> ModelConfig:
         rotary=True,
         rope=read_rope(keys, kind.rope),
         window=_window(kind, keys),
-        norm="rms" if kind.gated else "layer",
+        norm=kind.norm,
         qk_norm=kind.qk_norm,
         sandwich_norms=kind.sandwich_norms,
         bias=bias,
@@ -141,7 +146,7 @@ def fits_decoder(kind: Kind, model: ModelConfig) -> bool:
     free = ("bias", "window", "groups", "head_dim")
     same = {"qk_norm": kind.qk_norm, "sandwich_norms": kind.sandwich_norms, "swiglu": kind.gated}
     return (
-        is_like(model, *free, rotary=True, norm="rms" if kind.gated else "layer", **same)
+        is_like(model, *free, rotary=True, norm=kind.norm, **same)
         and model.bias in biases
         and model.rope.interleaved == kind.rope.interleaved
         and (kind.rope.part != 1.0 or model.rope.part == 1.0)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from clusterctl.wire.requests import ExportRequest, ImportRequest
 from trainer.config.model import ModelConfig
+from trainer.config.norm import NORMS
 from trainer.config.rope import RopeConfig
 from trainer.config.rules import model_faults
 from trainer.errors import CheckpointError, InputError
@@ -63,7 +64,7 @@ def from_arguments(
     tanh = keys.get("openai_gelu", default=False) or keys.get("bias_gelu_fusion", default=True)
     groups = keys.number("num_query_groups", default=heads) if keys.get("group_query_attention") else heads
     size = keys.number("kv_channels", default=0, least=0)
-    norms = {"LayerNorm": "layer", "RMSNorm": "rms"}
+    norms = {kind.megatron: name for name, kind in NORMS.items() if kind.megatron}
     block = "decoder.layers.0."
     return ModelConfig(
         layers=layers,
@@ -122,6 +123,7 @@ def check_fits(model: ModelConfig, wanted: ExportRequest) -> None:
     """Refuse a model that Megatron cannot build, and numbers of ranks or stages that do not divide it."""
     odd = {
         f"kind {model.kind}": model.kind != "gpt",
+        f"norm {model.norm}": not NORMS[model.norm].megatron,
         "window": model.window > 0,
         "sandwich_norms": model.sandwich_norms,
         "parallel_residual": model.parallel_residual,
@@ -164,7 +166,7 @@ def arguments_for(contents: Contents, wanted: ExportRequest) -> dict[str, object
         "rotary_base": model.rope.base,
         "rotary_percent": model.rope.part,
         "rotary_interleaved": model.rope.interleaved,
-        "normalization": "RMSNorm" if model.norm == "rms" else "LayerNorm",
+        "normalization": NORMS[model.norm].megatron,
         "qk_layernorm": model.qk_norm,
         "add_bias_linear": model.bias == "all",
         "add_qkv_bias": model.bias != "none",
