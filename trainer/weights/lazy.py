@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 from torch import Tensor
@@ -32,10 +33,7 @@ class Lazy:
     @property
     def row_bytes(self) -> int:
         """Return the bytes of one row."""
-        numbers = 1
-        for size in self.shape[1:]:
-            numbers *= size
-        return numbers * self.dtype.itemsize
+        return prod(self.shape[1:]) * self.dtype.itemsize
 
     @property
     def bytes(self) -> int:
@@ -98,7 +96,9 @@ def stacked(parts: Sequence[Lazy]) -> Lazy:
             for part, begin, end in zip(parts, ends, ends[1:], strict=False)
             if max(start, begin) < min(stop, end)
         ]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        if len(found) > 1:
+            return torch.cat(found)
+        return found[0] if found else parts[0].read(0, 0)
 
     shape = (ends[-1], *parts[0].shape[1:])
     return Lazy(shape, parts[0].dtype, read, any(part.at_once for part in parts))
@@ -163,6 +163,17 @@ def reshaped(inner: Lazy, shape: Shape) -> Lazy:
     return Lazy(
         shape, inner.dtype, lambda start, stop: inner.whole().reshape(shape)[start:stop], at_once=True
     )
+
+
+def shaped(flat: Lazy, shape: Shape, dtype: torch.dtype | None = None) -> Lazy:
+    """Return a row of numbers, or of their bytes, as a tensor whose rows can be read separately."""
+    shape, dtype = shape or (1,), dtype or flat.dtype
+    each = prod(shape[1:]) * dtype.itemsize // flat.dtype.itemsize
+
+    def read(start: int, stop: int) -> Tensor:
+        return flat.read(start * each, stop * each).view(dtype).view(stop - start, *shape[1:])
+
+    return Lazy(shape, dtype, read)
 
 
 def cast(inner: Lazy, dtype: torch.dtype) -> Lazy:

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from clusterctl.wire.requests import ImportRequest
 from trainer.checkpoint.access import check_access
@@ -17,9 +16,9 @@ from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
 from trainer.weights.attention import Rows
 from trainer.weights.contents import Contents, Progress
-from trainer.weights.files.safetensors import read_bytes
+from trainer.weights.files.raw import stored
 from trainer.weights.known_sizes import heads_for, vocab_for
-from trainer.weights.lazy import Lazy, Shape
+from trainer.weights.lazy import Lazy, shaped
 from trainer.weights.ours import shapes_for
 from trainer.weights.rules import pairs, read_by, rule
 
@@ -117,9 +116,4 @@ def _variable(folder: Path) -> Lazy:
         raise CheckpointError(f"{meta}: names no shape, or a type that is not one of {', '.join(TYPES)}")
     if size != math.prod(shape) * dtype.itemsize:
         raise CheckpointError(f"{file}: has {size:,} bytes, which do not fit its shape {list(shape)}")
-    return Lazy(shape, dtype, partial(_rows, file, dtype, shape))
-
-
-def _rows(file: Path, dtype: torch.dtype, shape: Shape, start: int, stop: int) -> Tensor:
-    each = math.prod(shape[1:]) * dtype.itemsize
-    return read_bytes(file, start * each, (stop - start) * each).view(dtype).view(stop - start, *shape[1:])
+    return shaped(stored(file, 0, size), shape, dtype)

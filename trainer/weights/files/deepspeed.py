@@ -10,17 +10,14 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from trainer.checkpoint.part import MOMENTS
 from trainer.errors import CheckpointError
 from trainer.weights.files.torch_read import attributes, read_torch
 from trainer.weights.files.torch_state import by_name, is_same, masters_of
-from trainer.weights.lazy import Lazy, NamedState, Shape, rows_of, stacked
+from trainer.weights.lazy import Lazy, NamedState, Shape, rows_of, shaped, stacked
 
 POINTERS = ("latest_universal", "latest")
 UNIVERSAL = "zero"
@@ -383,17 +380,6 @@ def _assembled(
         if len(parts) == sum(count > 0 for _, count in pieces):
             found[kind] = shaped(stacked(parts), shape)
     return found
-
-
-def shaped(flat: Lazy, shape: Shape) -> Lazy:
-    """Return a row of numbers as a tensor whose rows can be read separately."""
-    shape = shape or (1,)
-    return Lazy(shape, flat.dtype, partial(_rows, flat, shape))
-
-
-def _rows(flat: Lazy, shape: Shape, start: int, stop: int) -> Tensor:
-    each = math.prod(shape[1:])
-    return flat.read(start * each, stop * each).view(stop - start, *shape[1:])
 
 
 # -- without ZeRO, and universal ------------------------------------------------------------------------------

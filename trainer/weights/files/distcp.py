@@ -18,8 +18,9 @@ from torch import Tensor
 
 from clusterctl.wire.saved import SavedFile
 from trainer.errors import CheckpointError
+from trainer.weights.files.raw import hashed_file
 from trainer.weights.files.torch_read import attributes, read_pickle, read_torch_part
-from trainer.weights.files.torch_write import Hashed, Scalar, write_archive
+from trainer.weights.files.torch_write import Scalar, write_archive
 from trainer.weights.lazy import Lazy, Shape
 from trainer.weights.target import Target
 
@@ -187,8 +188,7 @@ def write_distcp(file: Path, items: Sequence[Item], wrote: Callable[[int], None]
 
     described: dict[str, metadata.TensorStorageMetadata | metadata.BytesStorageMetadata] = {}
     places: dict[metadata.MetadataIndex, Any] = {}
-    with file.open("wb") as stream:
-        hashed = Hashed(stream)
+    with hashed_file(file) as hashed:
         for item in items:
             if item.chunks:
                 described[item.key] = _described(item.chunks[0].tensor.dtype, item.shape, item.chunks)
@@ -205,8 +205,7 @@ def write_distcp(file: Path, items: Sequence[Item], wrote: Callable[[int], None]
                 start, length = write_archive(hashed, value, wrote)
                 place = filesystem._StorageInfo(file.name, start, length)
                 places[metadata.MetadataIndex(item.key, offsets)] = place
-        entry = hashed.finish()
-    return entry, pickle.dumps(metadata.Metadata(state_dict_metadata=described, storage_data=places))
+    return hashed.entry, pickle.dumps(metadata.Metadata(state_dict_metadata=described, storage_data=places))
 
 
 def _described(dtype: torch.dtype, shape: Shape, chunks: Sequence[Chunk | None]) -> Any:

@@ -9,26 +9,20 @@ A large parameter is several Values with the same tag, each with the dims of the
 
 from __future__ import annotations
 
-import bisect
-import hashlib
 import math
-import os
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import torch
-from torch import Tensor
 
 from clusterctl.wire.saved import SavedFile
-from trainer.checkpoint.write import bytes_of
 from trainer.errors import CheckpointError
 from trainer.files import varint
-from trainer.weights.files.safetensors import read_bytes
-from trainer.weights.lazy import Lazy
+from trainer.weights.files.raw import hashed_file, stored, write_tensor
+from trainer.weights.lazy import Lazy, rows_of, shaped, stacked
 
 TYPES = {
     "Float32": torch.float32,
@@ -195,35 +189,7 @@ def _lazy(file: Path, name: str, entry: _Found) -> Lazy:
     held = sum(length for _, length in entry.pieces)
     if held != math.prod(shape) * dtype.itemsize:
         raise CheckpointError(f"{file}: {name} has {held:,} bytes, which do not fit its shape {list(shape)}")
-    ends = [0]
-    for _, length in entry.pieces:
-        ends.append(ends[-1] + length)
-    return Lazy(shape, dtype, partial(_rows, file, dtype, shape, entry.pieces, ends))
-
-
-def _rows(
-    file: Path,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    pieces: list[tuple[int, int]],
-    ends: list[int],
-    start: int,
-    stop: int,
-) -> Tensor:
-    """Return the rows [start, stop), whose bytes may be in several pieces."""
-    each = math.prod(shape[1:]) * dtype.itemsize
-    first, last = start * each, stop * each
-    parts = []
-    at = max(0, bisect.bisect_right(ends, first) - 1)
-    while at < len(pieces) and ends[at] < last:
-        begin, end = max(first, ends[at]), min(last, ends[at + 1])
-        if begin < end:
-            parts.append(read_bytes(file, pieces[at][0] + begin - ends[at], end - begin))
-        at += 1
-    content = (
-        parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
-    )
-    return content.view(dtype).view(stop - start, *shape[1:])
+    return shaped(stacked([stored(file, *piece) for piece in entry.pieces]), shape, dtype)
 
 
 # -- write --------------------------------------------------------------------------------------------------
@@ -231,37 +197,14 @@ def _rows(
 
 def write_mindspore(file: Path, tensors: Mapping[str, Lazy], wrote: Callable[[int], None]) -> SavedFile:
     """Write and sync a file; return its size and hash."""
-    digest, size = hashlib.sha256(), 0
-    with file.open("wb") as stream:
-
-        def put(content: bytes | memoryview) -> None:
-            nonlocal size
-            stream.write(content)
-            digest.update(content)
-            size += len(content)
-
+    with hashed_file(file) as hashed:
         for name, tensor in tensors.items():
-            for first, last in _slices(tensor):
-                put(_start(name, tensor, (last - first) * tensor.row_bytes))
-                for block in Lazy(
-                    (last - first, *tensor.shape[1:]), tensor.dtype, _shifted(tensor, first), tensor.at_once
-                ).blocks():
-                    data = bytes_of(block)
-                    put(data)
-                    wrote(len(data))
-        stream.flush()
-        os.fsync(stream.fileno())
-    return SavedFile(size, digest.hexdigest())
-
-
-def _shifted(tensor: Lazy, first: int) -> Callable[[int, int], Tensor]:
-    return lambda start, stop: tensor.read(first + start, first + stop)
-
-
-def _slices(tensor: Lazy) -> list[tuple[int, int]]:
-    """Return the range of rows of each Value."""
-    step = max(1, SLICE // max(1, tensor.row_bytes))
-    return [(first, min(tensor.rows, first + step)) for first in range(0, tensor.rows, step)]
+            step = max(1, SLICE // max(1, tensor.row_bytes))
+            for first in range(0, tensor.rows, step):
+                part = rows_of(tensor, first, min(tensor.rows, first + step))
+                hashed.write(_start(name, tensor, part.bytes))
+                write_tensor(hashed.write, part, wrote)
+    return hashed.entry
 
 
 def _start(name: str, tensor: Lazy, length: int) -> bytes:

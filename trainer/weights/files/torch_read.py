@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from trainer.errors import CheckpointError
-from trainer.weights.files.safetensors import read_bytes
-from trainer.weights.lazy import Lazy
+from trainer.weights.files.raw import stored
+from trainer.weights.lazy import Lazy, rows_of, shaped
 
 MOST_PICKLE = 256 << 20
 MOST_ENTRIES = 1_000_000
@@ -108,12 +108,12 @@ class Storage:
     def __init__(self, file: Path, dtype: torch.dtype, count: int, start: int | None) -> None:
         self.file, self.dtype, self.count, self.start = file, dtype, count, start
 
-    def read(self, first: int, count: int) -> Tensor:
-        """Return `count` numbers from index `first` on."""
+    def read(self, first: int, last: int) -> Tensor:
+        """Return the numbers [first, last)."""
         if self.start is None:
             raise CheckpointError(f"{self.file}: a tensor has no data in the file")
-        size = self.dtype.itemsize
-        return read_bytes(self.file, self.start + first * size, count * size).view(self.dtype)
+        content = stored(self.file, self.start, self.count * self.dtype.itemsize)
+        return shaped(content, (self.count,), self.dtype).read(first, last)
 
 
 def read_torch(file: Path) -> Any:
@@ -360,7 +360,8 @@ def _tensor(storage: Any, offset: int, shape: Sequence[int], strides: Sequence[i
     if count > storage.count or (count and last >= storage.count):
         raise ValueError(f"a tensor of shape {list(shape)} is outside of its {storage.count:,} numbers")
     if _is_contiguous(shape, strides):
-        return Lazy(shape, storage.dtype, partial(_rows, storage, offset, shape))
+        numbers_of = Lazy((storage.count,), storage.dtype, storage.read)
+        return shaped(rows_of(numbers_of, offset, offset + count), shape)
     return Lazy(shape, storage.dtype, partial(_strided, storage, offset, shape, strides), at_once=True)
 
 
@@ -373,16 +374,11 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def _rows(storage: Storage, offset: int, shape: Sequence[int], start: int, stop: int) -> Tensor:
-    each = math.prod(shape[1:])
-    return storage.read(offset + start * each, (stop - start) * each).view(stop - start, *shape[1:])
-
-
 def _strided(
     storage: Storage, offset: int, shape: Sequence[int], strides: Sequence[int], start: int, stop: int
 ) -> Tensor:
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return storage.read(offset, extent).as_strided(shape, strides)[start:stop].contiguous()
+    return storage.read(offset, offset + extent).as_strided(shape, strides)[start:stop].contiguous()
 
 
 def _parameter(tensor: Any, *_: object) -> Any:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
-import hashlib
 import io
-import os
 import pickle
 import zipfile
 from collections.abc import Callable, Mapping
@@ -18,7 +16,7 @@ import torch
 import torch._utils
 
 from clusterctl.wire.saved import SavedFile
-from trainer.checkpoint.write import bytes_of
+from trainer.weights.files.raw import Hashed, hashed_file, write_tensor
 from trainer.weights.lazy import Lazy, Shape, in_memory
 
 TYPES = {
@@ -78,46 +76,11 @@ class _Pickler(pickle.Pickler):
         return torch._utils._rebuild_tensor_v2, (numbers, 0, shape, tuple(strides), False, hooks)
 
 
-class Hashed(io.RawIOBase):
-    """A file of one or more archives; it hashes everything that is written."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream, self._start, self.total = stream, 0, 0
-        self._digest = hashlib.sha256()
-
-    def begin(self) -> None:
-        """Start counting at the beginning of another archive."""
-        self._start = self.total
-
-    def finish(self) -> SavedFile:
-        """Sync the file; return its size and hash."""
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-        return SavedFile(self.total, self._digest.hexdigest())
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
-
-    def tell(self) -> int:
-        return self.total - self._start
-
-    def write(self, content: Any) -> int:
-        view = memoryview(content).cast("B")
-        self._stream.write(view)
-        self._digest.update(view)
-        self.total += len(view)
-        return len(view)
-
-
 def write_torch(file: Path, document: object, wrote: Callable[[int], None]) -> SavedFile:
     """Write an object of plain values and Lazy tensors; return the size and hash of the file."""
-    with file.open("wb") as stream:
-        hashed = Hashed(stream)
+    with hashed_file(file) as hashed:
         write_archive(hashed, document, wrote)
-        return hashed.finish()
+    return hashed.entry
 
 
 def write_archive(hashed: Hashed, document: object, wrote: Callable[[int], None]) -> tuple[int, int]:
@@ -142,10 +105,7 @@ def _entry(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 def _write_tensor(archive: zipfile.ZipFile, name: str, tensor: Lazy, wrote: Callable[[int], None]) -> None:
     with archive.open(_info(name, tensor.bytes), "w", force_zip64=True) as entry:
-        for block in tensor.blocks():
-            data = bytes_of(block)
-            entry.write(data)
-            wrote(len(data))
+        write_tensor(entry.write, tensor, wrote)
 
 
 def _info(name: str, size: int) -> zipfile.ZipInfo:

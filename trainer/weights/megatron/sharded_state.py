@@ -16,11 +16,10 @@ from trainer.checkpoint.part import MOMENTS
 from trainer.errors import CheckpointError, InputError
 from trainer.model.cuts import WHOLE, Cut
 from trainer.weights.attention import Rows, order_of
-from trainer.weights.files.deepspeed import shaped
 from trainer.weights.files.distcp import read_object
 from trainer.weights.files.torch_read import attributes
 from trainer.weights.files.torch_state import steps_of
-from trainer.weights.lazy import Lazy, rows_of
+from trainer.weights.lazy import Lazy, rows_of, shaped
 from trainer.weights.megatron.names import IN_BLOCK, OUTPUT, layer_of, with_layer
 from trainer.weights.megatron.state import ALIGNED, is_at, places
 from trainer.weights.tensor_parts import joined, part_of
