@@ -20,7 +20,7 @@ from clusterctl.wire.saved import WIDTHS
 from clusterctl.wire.saved import Tensor as Entry
 from native.hashes import checksum
 from native.hashes.sha256 import block_hashes
-from trainer.checkpoint.header import header_of
+from trainer.checkpoint.access import header_of
 from trainer.checkpoint.names import Shape, name_in_file
 from trainer.checkpoint.part import MOMENTS, Box, Part, intersection, volume
 from trainer.checkpoint.write import CHECKSUMS, HASHES, PIECE_BYTES

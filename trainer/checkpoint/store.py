@@ -28,8 +28,7 @@ import torch
 from torch import Tensor
 
 from clusterctl.wire.saved import LATEST, OLD, OLD_FILES, OLD_FORMAT, PARTS, SavedFile
-from trainer.checkpoint.access import check_file
-from trainer.checkpoint.header import read_header
+from trainer.checkpoint.access import check_file, read_header
 from trainer.checkpoint.manifest import Manifest, read_manifest
 from trainer.checkpoint.names import Shape, boxes_held, meet, name_in_file
 from trainer.checkpoint.part import MOMENTS, Box, Part, intersection, volume, whole_box

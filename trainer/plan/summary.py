@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.wire.train_summary import (
     CorpusUse,
+    Hardware,
     LayoutSizes,
     ParallelSettings,
     StagePlan,
@@ -16,6 +17,9 @@ from clusterctl.wire.train_summary import (
     TrainSummary,
 )
 from clusterctl.wire.typed_json import encode
+from trainer.config.attention import WIDE
+from trainer.config.chips import with_reported
+from trainer.config.deepspeed import parts_on_disk, settings_of
 from trainer.config.layout import Layout, accumulation
 from trainer.config.train_config import TrainConfig
 from trainer.errors import Fault
@@ -23,14 +27,16 @@ from trainer.json_types import JsonObject
 from trainer.plan.checkpoints import checkpoint_cost, disk_faults
 from trainer.plan.checks import lint, name_notes
 from trainer.plan.hardware import hardware_of
-from trainer.plan.memory import Stage, learned_parameters, stages
-from trainer.plan.offload import offload_disk
-from trainer.plan.reported import with_reported
+from trainer.plan.memory import Stage, learned_parameters, learned_sizes, sizes_of, stages
 from trainer.plan.resolve import plan_config
 from trainer.plan.time import CONVENTIONS, Cost, cost, passes_of, per_token, shortened
 
 if TYPE_CHECKING:
     from trainer.plan.auto import Choice
+
+
+# Bytes of a number in files: the optimizer has masters, two moments and gradients, all in fp32 in every precision.
+ON_DISK = {"offload_optimizer": 4 * WIDE, "offload_param": WIDE}
 
 
 def check(document: object) -> JsonObject:
@@ -186,3 +192,14 @@ def _stage_plan(stage: Stage, layout: Layout) -> StagePlan:
         moment=stage.moment,
         most_activations=stage.activations,
     )
+
+
+def offload_disk(config: TrainConfig, layout: Layout, hardware: Hardware) -> int:
+    """Return the bytes on the disk of a node with all its ranks, at most: rows of less than 1 MiB stay in memory."""
+    parts = parts_on_disk(settings_of(config.deepspeed))
+    if not parts:
+        return 0
+    whole = sizes_of(config, layout, 0)
+    numbers = {"offload_optimizer": learned_sizes(config, layout, whole).all, "offload_param": whole.all}
+    rank = sum(ON_DISK[part] * -(-numbers[part] // layout.data) for part in parts)
+    return rank * min(layout.world, hardware.devices_per_node or layout.world)

@@ -159,8 +159,7 @@ async def _serve(service: Service, options: ServerOptions) -> int:
     from aiohttp import web
 
     from trainer.serve.app import application
-    from trainer.serve.guard import Counts, guarded
-    from trainer.serve.protocol import protocol_of
+    from trainer.serve.guard import Counts, guarded, protocol_of
 
     counts = Counts(service.limits.connections)
     runner = web.AppRunner(application(service, counts), handler_cancellation=True, access_log=None)

@@ -62,6 +62,11 @@ class Contents:
         return any(name.startswith(MOMENTS) for name in self.tensors)
 
     @property
+    def moments(self) -> tuple[str, ...]:
+        """Return the optimizer's averages that the contents have."""
+        return MOMENTS if self.with_state else ()
+
+    @property
     def parameters(self) -> dict[str, Lazy]:
         """Return the weights without the optimizer's averages."""
         return {name: tensor for name, tensor in self.tensors.items() if not name.startswith(MOMENTS)}

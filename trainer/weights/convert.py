@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -14,7 +15,7 @@ from clusterctl.wire.saved import MANIFEST
 from trainer.checkpoint.keep import in_use
 from trainer.checkpoint.manifest import Origin
 from trainer.config.model import ModelConfig
-from trainer.errors import InputError
+from trainer.errors import CheckpointError, InputError
 from trainer.side_files import SideFiles
 from trainer.weights.contents import Contents
 from trainer.weights.files.deepspeed import step_folder
@@ -45,6 +46,12 @@ class Format:
     """Whether the format can contain the optimizer's state."""
     divided: bool = False
     """Whether a folder is for a fixed number of tensor parallel ranks and stages."""
+
+    def is_of(self, source: Path) -> bool:
+        """Return whether a file or folder has this format, as far as it can be read."""
+        with contextlib.suppress(CheckpointError):
+            return self.recognises is not None and self.recognises(source)
+        return False
 
 
 FORMATS: Mapping[str, Format] = {
@@ -216,8 +223,8 @@ def _as_named(name: str, source: Path, formats: Mapping[str, Format]) -> str:
     """Return the format that the user named; refuse it if the source is recognised as another one."""
     if not source.exists():
         raise InputError(f"{source}: no such file or folder", "check the path")
-    recognises = formats[name].recognises
-    if recognises is not None and not recognises(source):
+    form = formats[name]
+    if form.recognises is not None and not form.is_of(source):
         found = _recognised(source, formats)
         if found:
             raise InputError(f"--from {name}: {source} has the format {found[0]}", "leave out --from")
@@ -227,7 +234,7 @@ def _as_named(name: str, source: Path, formats: Mapping[str, Format]) -> str:
 
 
 def _recognised(source: Path, formats: Mapping[str, Format]) -> list[str]:
-    return [name for name, form in formats.items() if form.recognises and form.recognises(source)]
+    return [name for name, form in formats.items() if form.is_of(source)]
 
 
 def _conversion(

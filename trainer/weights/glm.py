@@ -32,11 +32,8 @@ SEQUENCE = 512
 
 def is_glm(folder: Path) -> bool:
     """Return whether a folder contains the files of a GLM."""
-    try:
-        files = _files(folder)
-        return bool(files) and BLOCK_POSITIONS in _tensors(files[0])
-    except CheckpointError:
-        return False
+    files = _files(folder)
+    return bool(files) and BLOCK_POSITIONS in _tensors(files[0])
 
 
 def read_glm(folder: Path, request: ImportRequest) -> Contents:

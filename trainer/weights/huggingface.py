@@ -14,7 +14,6 @@ import torch
 from clusterctl.wire.requests import ExportRequest, ImportRequest
 from trainer.checkpoint.access import check_access
 from trainer.checkpoint.manifest import Origin
-from trainer.checkpoint.part import MOMENTS
 from trainer.config.model import ModelConfig
 from trainer.config.rules import model_faults
 from trainer.corpus.tokenizer import Tokenizer
@@ -30,7 +29,7 @@ from trainer.weights.files.torch_read import read_torch
 from trainer.weights.keys import Keys
 from trainer.weights.lazy import DTYPES, Lazy, NamedState, Shape, cast
 from trainer.weights.ours import shapes_for
-from trainer.weights.rules import check_shapes, key_of, refuse_unknown, rules_of, to_ours, to_theirs
+from trainer.weights.rules import all_theirs, check_shapes, key_of, refuse_unknown, rules_of, to_ours
 from trainer.weights.target import Target
 
 CONFIG_FILE = "config.json"
@@ -257,13 +256,10 @@ def named_by(family: Family, contents: Contents) -> NamedState:
     if unmapped := sorted(set(contents.parameters) - {rule.ours for rule in rules}):
         problem = f"{family.architecture} has no place for {unmapped[0]}"
         raise InputError(problem, "export it to another format")
-    found: dict[str, dict[str, Lazy]] = {"": {}}
-    for moment in ("", *(MOMENTS if contents.with_state else ())):
-        for rule in rules:
-            ours = contents.tensors[key_of(moment, rule.ours)]
-            for name, tensor in to_theirs(rule, model, ours).items():
-                full = name if name == family.head else f"{next(iter(family.prefixes), '')}{name}"
-                found.setdefault(moment, {})[full] = tensor
+    found = {
+        moment: {family.full_name(name): tensor for name, tensor in named.items()}
+        for moment, named in all_theirs(rules, model, contents.tensors, contents.moments).items()
+    }
     return NamedState(found.pop(""), found)
 
 

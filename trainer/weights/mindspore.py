@@ -11,7 +11,6 @@ from pathlib import Path
 from clusterctl.wire.requests import ExportRequest, ImportRequest
 from clusterctl.wire.saved import SavedFile
 from trainer.checkpoint.manifest import Origin
-from trainer.checkpoint.part import MOMENTS
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.weights.contents import Contents
@@ -22,7 +21,7 @@ from trainer.weights.keys import Keys
 from trainer.weights.known_sizes import heads_for
 from trainer.weights.lazy import DTYPES, Lazy, cast
 from trainer.weights.ours import shapes_for
-from trainer.weights.rules import key_of, pairs, read_by, rule, rules_of, to_theirs
+from trainer.weights.rules import all_theirs, pairs, read_by, rule, rules_of
 from trainer.weights.target import Target
 
 # MindSpore's names for the averages of a parameter.
@@ -57,10 +56,7 @@ RULES = [
 
 def is_mindspore(source: Path) -> bool:
     """Return whether a file, or the only file of a folder, contains MindFormers' GPT-2."""
-    try:
-        return _TABLE in _tensors(_file(source))
-    except CheckpointError:
-        return False
+    return _TABLE in _tensors(_file(source))
 
 
 def read_mindformers(source: Path, request: ImportRequest) -> Contents:
@@ -157,15 +153,10 @@ def _write(
         raise InputError(
             "MindFormers' GPT-2 supports only learned positions and layer norms", "export it as hf"
         )
-    tensors: dict[str, Lazy] = {}
-    for moment in ("", *MOMENTS) if contents.with_state else ("",):
-        for entry in rules_of(RULES, model.layers):
-            ours = contents.tensors[key_of(moment, entry.ours)]
-            for theirs, tensor in to_theirs(entry, model, ours).items():
-                if moment:
-                    tensors[_averaged(moment, theirs)] = tensor
-                else:
-                    tensors[theirs] = cast(tensor, DTYPES[wanted.dtype])
+    found = all_theirs(list(rules_of(RULES, model.layers)), model, contents.tensors, contents.moments)
+    tensors = {name: cast(tensor, DTYPES[wanted.dtype]) for name, tensor in found.pop("").items()}
+    for moment, named in found.items():
+        tensors |= {_averaged(moment, name): tensor for name, tensor in named.items()}
     target.total = sum(tensor.bytes for tensor in tensors.values())
     target.write_tensors(name, target.total, partial(write, tensors=tensors))
     recorded = {name: getattr(model, name) for name in RECORDED}

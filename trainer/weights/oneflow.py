@@ -47,10 +47,7 @@ RULES = [
 
 def is_oneflow(folder: Path) -> bool:
     """Return whether a folder is a snapshot, or contains snapshots."""
-    try:
-        return (_snapshot(folder) / "model-wte" / "out").is_file()
-    except CheckpointError:
-        return False
+    return (_snapshot(folder) / "model-wte" / "out").is_file()
 
 
 def read_oneflow(folder: Path, request: ImportRequest) -> Contents:

@@ -102,6 +102,20 @@ def to_theirs(entry: Rule, model: ModelConfig, ours: Lazy) -> dict[str, Lazy]:
     return parts
 
 
+def all_theirs(
+    entries: Sequence[Rule], model: ModelConfig, tensors: Mapping[str, Lazy], moments: Sequence[str] = ()
+) -> dict[str, dict[str, Lazy]]:
+    """Return their tensors of all rules by moment; "": the tensors themselves."""
+    return {
+        moment: {
+            name: tensor
+            for entry in entries
+            for name, tensor in to_theirs(entry, model, tensors[key_of(moment, entry.ours)]).items()
+        }
+        for moment in ("", *moments)
+    }
+
+
 def _of_each_expert(entry: Rule, ours: Lazy) -> Iterator[tuple[str, Lazy]]:
     """Yield each expert's matrices in the other program: equal parts of our rows."""
     each = len(entry.theirs) // entry.experts

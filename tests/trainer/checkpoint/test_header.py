@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trainer.checkpoint.header import read_header
+from trainer.checkpoint.access import read_header
 from trainer.errors import CheckpointError
 
 

@@ -24,13 +24,14 @@ from trainer.checkpoint.store import open_checkpoint
 from trainer.corpus.tokenizer import Tokenizer, add_glm_tokens, train_tokenizer
 from trainer.device import Device, open_device
 from trainer.errors import DataError, InputError
-from trainer.evaluate import detokenize, packed_scorer
+from trainer.evaluate import packed_scorer
 from trainer.evaluate.evaluate import Order, Subject, evaluate
 from trainer.evaluate.request import Request, Score
 from trainer.evaluate.results import Progress
 from trainer.evaluate.scorer import Scorer
 from trainer.evaluate.statistics import mean, ratio_perplexity
 from trainer.evaluate.text import Reader
+from trainer.evaluate.wikitext import detokenized
 from trainer.generate.loading import open_decoder
 from trainer.model.glm import GLM
 from trainer.parallel.group import Group
@@ -227,7 +228,7 @@ def test_wikitext_by_articles_counts_words_of_the_original(gpt: Path, tmp_path: 
     result, subject = run(gpt, "wikitext", data, tmp_path / "out"), subject_of(gpt)
     total = 0.0
     for page in pages:
-        ids = subject.reader.tokenizer.encode(detokenize.wikitext(page))
+        ids = subject.reader.tokenizer.encode(detokenized(page))
         known = [subject.reader.tokenizer.eod, *ids]
         for start in range(0, len(ids), 24):
             end = min(start + 24, len(ids))
@@ -244,7 +245,7 @@ def test_wikitext_of_megatron_scores_every_token_once_in_overlapping_windows(
     data = tmp_path / "wiki.test.tokens"
     data.write_text("the cat sat on the mat , one . " * 12)
     result, subject = run(gpt, "wikitext", data, tmp_path / "out", stride=5), subject_of(gpt)
-    ids = subject.reader.tokenizer.encode(detokenize.wikitext(data.read_text()))
+    ids = subject.reader.tokenizer.encode(detokenized(data.read_text()))
     # As Megatron's dataset does: windows of 25 tokens every 5, the first counted whole, the others at their end.
     total, counted = 0.0, 0
     for start in range(0, len(ids) - 1, 5):
@@ -484,9 +485,9 @@ def test_the_tokenizer_may_lie_beside_a_checkpoint_that_does_not_contain_it(
 
 
 def test_the_detokenizer_joins_what_wikitext_separates() -> None:
-    assert detokenize.wikitext("a @-@ b , c ; d") == "a-b, c; d"
-    assert detokenize.wikitext("( x )[ y ]{ z }") == "(x)[y]{z}"
-    assert detokenize.wikitext("the dogs ' bone , 20 ° C") == "the dogs' bone, 20°C"
+    assert detokenized("a @-@ b , c ; d") == "a-b, c; d"
+    assert detokenized("( x )[ y ]{ z }") == "(x)[y]{z}"
+    assert detokenized("the dogs ' bone , 20 ° C") == "the dogs' bone, 20°C"
 
 
 def test_standard_errors() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer.plan.reported import with_reported
+from trainer.config.chips import with_reported
 from trainer.plan.summary import check
 
 TRAIN: dict[str, Any] = {

@@ -160,14 +160,10 @@ def _without_zeros(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def _saved_theirs(family: Family, model: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Lazy]:
     """Return the whole tensors that were saved with the adapters, under their names."""
     return {
-        _full_name(name, family): tensor
+        family.full_name(name): tensor
         for rule in rules_of(family.rules, model.layers, tensors, model.experts)
         for name, tensor in to_theirs(rule, model, in_memory(tensors[rule.ours])).items()
     }
-
-
-def _full_name(name: str, family: Family) -> str:
-    return name if name == family.head else next(iter(family.prefixes), "") + name
 
 
 def _suffixes(adapted: Mapping[str, int], every: list[str]) -> set[str]:

@@ -49,3 +49,7 @@ class Family:
     ignored: str = r"(?!)"
     """A pattern for the names of tensors that are not weights."""
     head: str = "lm_head.weight"
+
+    def full_name(self, name: str) -> str:
+        """Return the name of a tensor in a file that we write."""
+        return name if name == self.head else f"{next(iter(self.prefixes), '')}{name}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from clusterctl.wire.saved import SavedFile
-from trainer.checkpoint.header import read_header
+from trainer.checkpoint.access import read_header
 from trainer.weights.files.raw import hashed_file, stored, write_tensor
 from trainer.weights.lazy import Lazy, shaped
 

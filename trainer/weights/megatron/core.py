@@ -50,10 +50,7 @@ MATRICES = [core for core in IN_BLOCK.values() if "layernorm" not in core]
 
 def is_megatron_core(folder: Path) -> bool:
     """Return whether a folder is a distributed checkpoint of Megatron-core."""
-    try:
-        found = iteration_folder(folder)
-    except CheckpointError:
-        return False
+    found = iteration_folder(folder)
     return (found / DESCRIPTION).is_file() and (found / METADATA).is_file()
 
 

@@ -62,11 +62,7 @@ class RankStates:
 
 def is_megatron(folder: Path) -> bool:
     """Return whether a folder contains files of Megatron's ranks."""
-    try:
-        found = iteration_folder(folder)
-    except CheckpointError:
-        return False
-    return any((path / FILE).is_file() for path in found.glob("mp_rank_*"))
+    return any((path / FILE).is_file() for path in iteration_folder(folder).glob("mp_rank_*"))
 
 
 def read_megatron(folder: Path, request: ImportRequest) -> Contents:

@@ -17,8 +17,7 @@ from trainer.weights.files.distcp import METADATA, Chunk, Item, read_distcp, wri
 from trainer.weights.files.torch_write import Scalar
 from trainer.weights.huggingface import family_for, named_by, write_rest
 from trainer.weights.lazy import DTYPES, Lazy, NamedState, cast
-from trainer.weights.named.mapping import contents_by_name
-from trainer.weights.named.optimizer import group_of
+from trainer.weights.named.mapping import contents_by_name, group_of
 from trainer.weights.target import Target
 
 _STATE = re.compile(rf"(?:.*\.)?state\.(?P<name>.+)\.(?P<entry>{'|'.join(MOMENTS)}|step)")

@@ -23,8 +23,7 @@ from trainer.weights.files.torch_read import FAILURES, attributes
 from trainer.weights.files.torch_write import Scalar, write_torch
 from trainer.weights.huggingface import family_for, named_by, write_rest
 from trainer.weights.lazy import Lazy, NamedState
-from trainer.weights.named.mapping import contents_by_name
-from trainer.weights.named.optimizer import group_of
+from trainer.weights.named.mapping import contents_by_name, group_of
 from trainer.weights.target import Target
 
 # The version of DeepSpeed whose form of universal checkpoints is written.
@@ -35,10 +34,7 @@ _BLOCK = re.compile(r"(input_layernorm|post_attention_layernorm|self_attention|a
 
 def is_deepspeed(folder: Path) -> bool:
     """Return whether a folder, or the one that its pointer names, is a checkpoint of DeepSpeed."""
-    try:
-        return folder.is_dir() and has_deepspeed(step_folder(folder))
-    except CheckpointError:
-        return False
+    return folder.is_dir() and has_deepspeed(step_folder(folder))
 
 
 def read_deepspeed(folder: Path, request: ImportRequest) -> Contents:

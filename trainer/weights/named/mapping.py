@@ -1,4 +1,4 @@
-"""Convert tensors under another program's names to contents: those of a Hugging Face model, or of Megatron."""
+"""Convert tensors under another program's names to contents, and the settings of AdamW to those of torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from clusterctl.wire.requests import ImportRequest
+from trainer.config.train_config import TrainConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.weights import huggingface
 from trainer.weights.contents import Contents, Progress
@@ -66,3 +67,21 @@ def _megatron(
         for rank, state in enumerate(states)
     }
     return ranks.contents_of(ranks.RankStates(source, documents, len(states), 1), form, request)
+
+
+def group_of(config: TrainConfig) -> dict[str, object]:
+    """Return a parameter group of torch's AdamW, given the config of our training."""
+    optimizer = config.optimizer
+    return {
+        "lr": optimizer.lr,
+        "betas": optimizer.betas,
+        "eps": optimizer.eps,
+        "weight_decay": optimizer.weight_decay,
+        "amsgrad": False,
+        "maximize": False,
+        "foreach": None,
+        "capturable": False,
+        "differentiable": False,
+        "fused": None,
+        "decoupled_weight_decay": True,
+    }
