@@ -12,7 +12,8 @@ else in the package may change at any time. docs/reference/python-api.md explain
 
 from __future__ import annotations
 
-from clusterctl.client.cluster import Cluster
+from clusterctl.client.batch import submit
+from clusterctl.client.cluster import Cluster, resume
 from clusterctl.client.function_run import FunctionRun
 from clusterctl.client.results import Failure, FunctionFailed
 from clusterctl.client.run import Run, find_run, list_runs
@@ -49,4 +50,6 @@ __all__ = [
     "list_runs",
     "nodeset",
     "ranktable",
+    "resume",
+    "submit",
 ]

@@ -62,7 +62,7 @@ MAY = {
         "checks": "inventory transport ranktable jobs keeper backends",
         "runs": "agent inventory transport transfer ranktable storage jobs logs checkpoints",
         "report": "inventory jobs logs runs",
-        "client": "inventory transport keeper backends exec transfer ranktable hostfile jobs logs checks runs",
+        "client": "inventory transport keeper backends exec transfer ranktable hostfile jobs logs checks runs report",
         "bash": "",
         "migrate": "bash",
         "cli": "agent inventory transport ssh exec transfer ranktable hostfile keeper jobs logs sandbox checks runs"

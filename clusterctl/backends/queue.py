@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # Seconds in which a batch system puts a job back into its queue.
 SETTLE = 1.0
+# Seconds after the end of a run in which its job ends.
+LEAVE = 10.0
 # Bytes at the end of the log that are searched.
 LOG_END = 16_384
 
@@ -79,13 +81,13 @@ class Queue(Backend):
 
     def options(self, job: Job) -> QueueOptions:
         """Return the part of a job that says what to ask for."""
-        found: QueueOptions | None = getattr(job, self.name)
+        found: QueueOptions | None = getattr(job, self.name, None)
         return found or self.part()
 
     def with_options(self, job: Job, options: QueueOptions) -> Job:
-        """Return the job with another part."""
+        """Return the job with another part; a batch system without keys of its own has none."""
         changed: Any = {self.name: options}
-        return replace(job, **changed)
+        return replace(job, **changed) if hasattr(job, self.name) else job
 
     @abstractmethod
     def imagined(self, options: Any) -> Cluster:
@@ -166,7 +168,10 @@ class Queue(Backend):
         run.write_json(run.root / self.record, encode(submission))
 
     def submit_again(self, run: RunDir, job: Job) -> int:
-        before = self.submission_of(run)
+        deadline = time.monotonic() + LEAVE if run.phase().is_final else 0.0
+        while not ((before := self.submission_of(run)) and before.ended) and time.monotonic() < deadline:
+            time.sleep(SETTLE)
+            self.refresh([run])
         if before is None or not before.ended:
             problem = f"the {self.title} job of {run.run_id} has not ended"
             raise UsageError(problem, f"clusterctl status {run.run_id}")

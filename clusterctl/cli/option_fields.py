@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 import typer
 
 from clusterctl.cli import options
+from clusterctl.wire.arguments import option_name
 
 
 def option_of(kind: Any, field: Any) -> Any:
@@ -17,7 +18,7 @@ def option_of(kind: Any, field: Any) -> Any:
     # Most commands have no such options.
     from typer.main import get_click_type
 
-    from clusterctl.wire.arguments import option_name, plain_type
+    from clusterctl.wire.arguments import plain_type
     from clusterctl.wire.fields import rule_of, types_of
     from clusterctl.wire.schema import explanations
 
@@ -49,6 +50,8 @@ def _parameters(kind: Any) -> Iterator[inspect.Parameter]:
             continue
         declared = "rule" in field.metadata
         annotation = option_of(kind, field) if declared else hints[field.name]
+        if "option" in field.metadata:
+            annotation = Annotated[annotation, field.metadata["option"](option_name(field.name))]
         default = None if declared and field.default in ("", ()) else field.default
         yield inspect.Parameter(
             field.name,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -17,6 +18,7 @@ from clusterctl.settings import SANDBOX, Settings, duration, load_settings
 
 if TYPE_CHECKING:
     from clusterctl.backends.detect import Place
+    from clusterctl.client.node_choice import Choice
     from clusterctl.client.session import Reach
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.run_folder import RunDir
@@ -37,6 +39,18 @@ ClusterFile = Annotated[
         "$CLUSTERCTL_CLUSTER, else ./cluster.yaml, else the allocation or the pods of this job.",
     ),
 ]
+
+
+def option(text: str, *names: str, default: Any = None, **more: Any) -> Any:
+    """Return a field of a group of options, with its help; `names` where they do not follow from the field's name."""
+    return field(
+        default=default, metadata={"option": lambda name: typer.Option(*names or [name], help=text, **more)}
+    )
+
+
+def flag(text: str, *names: str, **more: Any) -> Any:
+    """Return a field of a group of options that is True where the option is given."""
+    return option(text, *names, default=False, **more)
 
 
 def complete_runs(incomplete: str) -> list[str]:
@@ -143,6 +157,14 @@ class NodeOptions:
     def chosen(self) -> Cluster:
         """Return the chosen nodes of the inventory."""
         return cluster_of(self.cluster, self.nodes, self.exclude)
+
+    def choose(self, asks: bool, accept_new: bool = False) -> Choice:
+        """Return how the nodes of a job are chosen; with `asks`, nodes tell what the inventory does not name."""
+        from clusterctl.client.node_choice import Choice
+
+        completed = partial(with_devices, remote=asks, accept_new=accept_new)
+        select = partial(cluster_of, self.cluster)
+        return Choice(select, self.nodes, self.exclude, completed=completed)
 
 
 @dataclass(frozen=True)

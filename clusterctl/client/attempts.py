@@ -6,12 +6,13 @@ The command line and the Python API both start runs by these steps.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import UsageError
+from clusterctl.backends import backend as backends
+from clusterctl.errors import Collected, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.report.summary import RunSummary
     from clusterctl.runs.prepare.stage import Tell
     from clusterctl.runs.watching.updates import Update
     from clusterctl.transport.fanout import Connections
@@ -121,6 +123,72 @@ class Resume:
     """The job of the attempt where it was changed."""
     elsewhere: Cluster | None = None
     """The nodes of the attempt where they were changed."""
+
+    @classmethod
+    def of(cls, run: RunDir, overrides: Sequence[str] = ()) -> Resume:
+        """Return the next attempt of a run, with keys of its training changed; raise a UsageError for other keys."""
+        from clusterctl.document import Document
+        from clusterctl.jobs.overrides import with_overrides
+
+        if not overrides:
+            return cls(run)
+        job = run.read_record().job
+        for text in overrides:
+            if job.train is None or not text.startswith("train."):
+                raise UsageError(
+                    f"--set {text}: an ended run keeps its job; only keys of `train` can be changed",
+                    "as in --set train.steps=1000; to change others, launch a new run",
+                )
+        document = Document(f"{job.name} as launched", {"train": job.train}, {(): 1})
+        document = with_overrides(document, overrides)
+        return cls(run, replace(job, train=document.value["train"], document=document))
+
+    @property
+    def next_job(self) -> Job:
+        """Return the job of the attempt."""
+        return self.job or self.run.read_record().job
+
+    @property
+    def resubmits(self) -> bool:
+        """Whether the attempt is a new job of the batch system, which chooses the nodes, as it did before."""
+        return self.elsewhere is None and backends.of_run(self.run).resubmits
+
+    def complete(self) -> RunSummary | None:
+        """Return the summary of a training whose steps are all done, else None; raise a UsageError if fewer are
+        requested now.
+        """
+        from clusterctl.report.advice import nothing_left
+        from clusterctl.report.summary import summarise
+
+        summary = summarise(self.run)
+        done, wanted = summary.steps_done, (self.next_job.train or {}).get("steps")
+        if not summary.is_final or self.next_job.train is None or done is None:
+            return None
+        if self.job is not None and isinstance(wanted, int):
+            if wanted < done:
+                problem = f"--set train.steps={wanted}: {done:,} steps of {self.run.run_id} are done"
+                raise UsageError(problem, f"set train.steps to more than {done}")
+            if wanted > done:
+                return None
+        return summary if nothing_left(summary) else None
+
+    def check(self) -> None:
+        """Raise all errors of the attempt: of its job where that or the nodes were changed, and of its `notify`."""
+        from clusterctl.jobs import job_check
+
+        errors, job = Collected(), self.next_job
+        if self.job is not None or self.elsewhere is not None:
+            with errors:
+                job_check.check(replace(job, notify=""), self.elsewhere or self.run.read_record().cluster)
+        # A submitted job checks `notify` where it starts. A run that seems to be active may only need a new controller.
+        if not self.resubmits and self.run.phase().is_final:
+            with errors:
+                require_notify(self.run, job)
+        errors.raise_all()
+
+    def submit(self) -> int:
+        """Submit the attempt to the run's batch system; return the number of its job."""
+        return backends.of_run(self.run).submit_again(self.run, self.next_job)
 
     @property
     def reached(self) -> Cluster:

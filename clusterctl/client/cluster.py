@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
+from clusterctl.client.handover import Report, report_nothing
+from clusterctl.client.run import Run, runs_folder
 from clusterctl.client.session import Reach, Session
 from clusterctl.errors import UsageError
 from clusterctl.inventory.cluster import Node
@@ -15,7 +17,6 @@ from clusterctl.settings import load_settings
 
 if TYPE_CHECKING:
     from clusterctl.client.function_run import FunctionRun
-    from clusterctl.client.run import Run
     from clusterctl.finding import Finding
     from clusterctl.inventory import cluster as inventory
     from clusterctl.jobs.job import Job
@@ -25,12 +26,6 @@ if TYPE_CHECKING:
     from clusterctl.transport.fanout import Outcome
 
 T = TypeVar("T")
-Report = Callable[[str, str], None]
-"""Called with the name of each phase of a start and what it did, as `clusterctl launch` prints them."""
-
-
-def _silent(phase: str, text: str) -> None:
-    """Report nothing."""
 
 
 class Cluster:
@@ -203,7 +198,7 @@ class Cluster:
         restarts: int | None = None,
         checks: bool = True,
         runs: str | Path | None = None,
-        report: Report = _silent,
+        report: Report = report_nothing,
     ) -> Run:
         """Start a job file, or a command given as a list, and return its run.
 
@@ -235,7 +230,7 @@ class Cluster:
         checks: bool = True,
         runs: str | Path | None = None,
         trust_results: bool = False,
-        report: Report = _silent,
+        report: Report = report_nothing,
     ) -> FunctionRun[T]:
         """Start one call of a function per device and return its run; `results()` waits for what the calls return."""
         from clusterctl.client import function_run
@@ -257,7 +252,7 @@ class Cluster:
         checks: bool = True,
         runs: str | Path | None = None,
         trust_results: bool = False,
-        report: Report = _silent,
+        report: Report = report_nothing,
     ) -> list[T]:
         """Call a function once per device of every node; return what the calls returned, in the order of the ranks.
 
@@ -283,28 +278,52 @@ class Cluster:
 
     def _start(self, job: Job, checks: bool, runs: str | Path | None, report: Report) -> Run:
         """Check, push and start a job; return its run, which a controller process supervises from then on."""
-        from clusterctl.checks import kinds
         from clusterctl.client import launcher
         from clusterctl.client.attempts import Launch, Target
-        from clusterctl.client.run import Run, runs_folder
+        from clusterctl.client.node_choice import Choice
 
-        chosen, spares = self._nodes_of(job)
-        if any(node.is_asked for node in chosen.nodes):
-            chosen = kinds.completed(chosen, self._session.connections())
+        # A selection replaces the job's own `nodes`.
+        nodes = ",".join(self.names) if self._whole else None
+        chosen, spares = Choice((self._whole or self._chosen).select, nodes, completed=self._completed).of(
+            job
+        )
         launch = Launch.of(Target(job, chosen, spares), runs_folder(runs), checks=checks)
         # The document only gives errors of the job file their place, and the job is checked.
         target = replace(launch.target, job=replace(launch.target.job, document=None))
         launcher.start(replace(launch, target=target), self._session.reach, report)
         return Run(launch.run, self._session.reach)
 
-    def _nodes_of(self, job: Job) -> tuple[inventory.Cluster, tuple[Node, ...]]:
-        """Return the nodes of a job and its spare nodes. A selection replaces the job's own `nodes`."""
-        whole = self._whole or self._chosen
-        spare_set = job.restart.spare_nodes if job.restart else None
-        spares = whole.select(spare_set).nodes if spare_set else ()
-        own = self._whole is None
-        chosen = whole.select(job.nodes, None if job.nodes else spare_set) if own else self._chosen
-        both = [node.name for node in spares if node.name in chosen.names]
-        if both:
-            raise UsageError(f"restart.spare_nodes: {', '.join(both)} also run the job", "name idle nodes")
-        return replace(chosen, groups=whole.groups), spares
+    def _completed(self, chosen: inventory.Cluster) -> inventory.Cluster:
+        """Return nodes with the kinds and devices that they report, where the inventory does not name them."""
+        from clusterctl.checks import kinds
+
+        asks = any(node.is_asked for node in chosen.nodes)
+        return kinds.completed(chosen, self._session.connections()) if asks else chosen
+
+
+def resume(
+    run: Run,
+    *,
+    on: Cluster | None = None,
+    overrides: Mapping[str, object] | None = None,
+    report: Report = report_nothing,
+) -> Run:
+    """Start an ended run again and return it; a training continues from its newest valid checkpoint.
+
+    The nodes of `on`, where they are given, get its code, data and checkpoint; else a run of a batch system is
+    submitted again. `overrides` changes keys of the training. A training with no steps left stays as it is.
+    """
+    from clusterctl.client import launcher
+    from clusterctl.client.attempts import Resume
+    from clusterctl.jobs.run_folder import RunDir
+
+    again = Resume.of(RunDir(run.folder), [f"{key}={value}" for key, value in (overrides or {}).items()])
+    if again.complete():
+        return run
+    again = replace(again, elsewhere=on._completed(on._chosen) if on else None)
+    again.check()
+    if again.resubmits:
+        again.submit()
+    else:
+        launcher.start(again, run.reach, report)
+    return run

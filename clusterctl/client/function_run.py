@@ -81,7 +81,7 @@ class FunctionRun(Run, Generic[T]):
 
     def __init__(self, run: Run, trust_results: bool = False) -> None:
         """Take the run of a function, from `Cluster.start_function` or `find_run`."""
-        super().__init__(run._folder, run._reach)
+        super().__init__(run._folder, run.reach)
         self._trusted = trust_results
         self._results: list[T] | None = None
 

@@ -7,7 +7,7 @@ import os
 import pickle
 import socket
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,13 @@ from clusterctl.files import open_private
 
 REPORT, STARTED, RAISED = "report", "started", "raised"
 KILLED = WorkFailed("the process that starts the run was killed", "clusterctl runs, clusterctl stop")
+
+Report = Callable[[str, str], None]
+"""Called with the name of each phase of a start and what it did, as `clusterctl launch` prints them."""
+
+
+def report_nothing(phase: str, text: str) -> None:
+    """Report nothing."""
 
 
 class Starter:

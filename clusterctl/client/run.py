@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.client.session import Reach
 from clusterctl.client.submitted import refresh, refresh_all, require_nodes
-from clusterctl.errors import RunFailed, WorkFailed
+from clusterctl.errors import ClusterctlError, RunFailed, WorkFailed
 from clusterctl.jobs import run_folder
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import RunDir
@@ -68,7 +68,7 @@ class Run:
     def __init__(self, folder: RunDir, reach: Reach | None = None) -> None:
         """Use `Cluster.launch`, or `find_run` for a run that exists."""
         self._folder = folder
-        self._reach = reach or Reach()
+        self.reach = reach or Reach()
         self._renewed = -AGAIN
 
     def __repr__(self) -> str:
@@ -176,13 +176,14 @@ class Run:
             return Stopped(current_state(run, connections).phase, left)
 
     def _stop(self, connections: Connections, grace: float | None, note: Note) -> dict[str, int]:
+        from clusterctl.client import launcher
         from clusterctl.runs import in_charge
         from clusterctl.runs.stop import stop_run
         from clusterctl.runs.watching.watch import NotCopied
 
         run = self._folder
         try:
-            return in_charge.stop(run, connections, grace, self._reach.ssh_choice())
+            return in_charge.stop(run, connections, grace, partial(launcher.start, run, self.reach))
         except NotCopied as problem:
             reason = problem.message
         except OSError as problem:
@@ -217,16 +218,17 @@ class Run:
 
     def start_controller(self, note: Note = _silent) -> str:
         """Start a controller process that outlives this one; return why it could not be started, or ""."""
+        from clusterctl.client import launcher
         from clusterctl.jobs.job_check import missing_variables
-        from clusterctl.logs.store import last_lines
-        from clusterctl.runs import in_charge
 
         job = self._folder.read_record().job
         if missing := missing_variables(job) if job.restart is not None else []:
             note(f"not set in this shell: {', '.join(missing)}; the run cannot be restarted from here")
-        if in_charge.start(self._folder, self._reach.ssh_choice()):
-            return ""
-        return (last_lines(self._folder.controller_log, 3) or ["its log is empty"])[0].removeprefix("error: ")
+        try:
+            launcher.start(self._folder, self.reach)
+        except (ClusterctlError, OSError) as problem:
+            return str(problem)
+        return ""
 
     def renew_controller(self, note: Note = _silent) -> bool:
         """Start a controller in place of one that died, and return whether it is in charge.
@@ -245,13 +247,6 @@ class Run:
         from clusterctl.runs import in_charge
 
         in_charge.end(self._folder)
-
-    def control(self, ready: Note) -> None:
-        """Control the run in this process until its end; `ready` gets the word that says it is in charge."""
-        from clusterctl.runs import in_charge
-
-        with self.connected() as connections:
-            in_charge.serve(self._folder, connections, lambda: ready(in_charge.READY.decode()))
 
     @contextmanager
     def updates(
@@ -299,7 +294,7 @@ class Run:
     def connected(self) -> Connections:
         """Return connections to the run's own nodes; `with` closes them."""
         require_nodes(self._folder)
-        return self._reach.connect(self._folder.read_record().cluster)
+        return self.reach.connect(self._folder.read_record().cluster)
 
 
 def runs_folder(runs: str | Path | None = None) -> Path:

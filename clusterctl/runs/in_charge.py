@@ -1,20 +1,16 @@
-"""The process that controls a run: start it, become it, wait for its end, or end it."""
+"""The process that controls a run: become it, wait for its end, or end it."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.processes import identity, is_alive, signal_recorded
-from clusterctl.errors import StopIncomplete, UsageError, WorkFailed
-from clusterctl.files import open_private
+from clusterctl.errors import ClusterctlError, StopIncomplete, UsageError, WorkFailed
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.memory import trim
 from clusterctl.runs import abandoned
@@ -27,9 +23,6 @@ from clusterctl.runs.watching.updates import Update
 if TYPE_CHECKING:
     from clusterctl.transport.fanout import Connections
 
-READY = b"in charge\n"
-# Seconds for a new controller to log in to every node.
-READY_LIMIT = 60.0
 # Seconds that a controller which is replaced has to exit.
 LEAVE = 5.0
 # Seconds between the first two attempts to end what is left on lost nodes; the pause doubles up to the longest.
@@ -68,7 +61,9 @@ def ignore_terminal() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def serve(run: RunDir, connections: Connections, tell: Any, *, started: bool = False) -> bool:
+def serve(
+    run: RunDir, connections: Connections, tell: Callable[[], object], *, started: bool = False
+) -> bool:
     """Control the run until its end and call `tell` at the beginning; return False if another process controls it.
 
     `started`: this process has just started the attempt, on every node.
@@ -111,10 +106,12 @@ def clear_lost(run: RunDir, connections: Connections) -> None:
             pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def stop(run: RunDir, connections: Connections, grace: float | None, ssh: str) -> dict[str, int]:
+def stop(
+    run: RunDir, connections: Connections, grace: float | None, start: Callable[[], object]
+) -> dict[str, int]:
     """Stop a run and return once its end is recorded, with the number of processes left on each node.
 
-    If nodes do not answer, a controller stays that stops them when they do; the error says so.
+    If nodes do not answer, a controller stays that stops them when they do, which `start` starts; the error says so.
     """
     over = run.phase().is_final
     try:
@@ -122,37 +119,16 @@ def stop(run: RunDir, connections: Connections, grace: float | None, ssh: str) -
     except StopIncomplete as missed:
         if over:
             abandoned.note(run, missed.nodes)
-        if missed.nodes and not (run.controller() or run.clearer()) and start(run, ssh):
-            missed.hint = will_stop(run, missed.nodes)
+        if missed.nodes and not (run.controller() or run.clearer()):
+            # Without a controller, the error has its own hint.
+            with contextlib.suppress(ClusterctlError, OSError):
+                start()
+                missed.hint = will_stop(run, missed.nodes)
         raise
     if not over and run.controller() is None and not run.phase().is_final:
         # Without a controller, the last output is copied and the end recorded here.
         wait_for_end(run, connections)
     return left
-
-
-def start(run: RunDir, ssh: str) -> bool:
-    """Start a controller that outlives this terminal; return False if it cannot take charge.
-
-    Returns once that process has logged in to the nodes. It cannot ask for a passphrase; controller.log says why it
-    failed.
-    """
-    argv = [sys.executable, "-m", "clusterctl", "control", "--ssh", ssh, str(run.root)]
-    with open_private(run.controller_log, "ab") as log:
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
-        )
-    assert process.stdout is not None
-    timer = threading.Timer(READY_LIMIT, process.kill)
-    # An interrupt must not wait for the timer.
-    timer.daemon = True
-    timer.start()
-    try:
-        with process.stdout as output:
-            ready = output.readline(len(READY)) == READY
-    finally:
-        timer.cancel()
-    return ready or run.is_watched()
 
 
 def end(run: RunDir) -> None:

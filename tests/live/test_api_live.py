@@ -160,6 +160,18 @@ def test_a_job_file_is_launched_with_its_overrides_and_nodes(cluster: api.Cluste
 
 
 @pytest.mark.live
+def test_an_ended_run_starts_again_on_its_nodes_or_on_others(cluster: api.Cluster) -> None:
+    run = cluster.launch(["sh", "-c", "echo on $CLUSTERCTL_NODE"], devices=[0]).wait(60)
+    phases: list[str] = []
+    assert api.resume(run, report=lambda phase, text: phases.append(phase)) is run and phases
+    assert [line.text for line in run.wait(60).logs()] == ["on node1", "on node2"]
+    api.resume(run, on=cluster.select("node2")).wait(60)
+    assert [line.text for line in run.logs()] == ["on node2"]
+    with pytest.raises(api.UsageError, match="keeps its job"):
+        api.resume(run, overrides={"train.steps": 9})
+
+
+@pytest.mark.live
 def test_a_node_that_cannot_be_reached_is_an_outcome(tmp_path: Path, cluster: api.Cluster) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text("nodes: {gone: {host: 127.0.0.1, port: 1}}\n")

@@ -147,7 +147,7 @@ def _train(cluster: Cluster, job_file: Path) -> tuple[RunDir, TrainProgress]:
         run = new_run(job.name, options.runs_folder())
         with phases(connections) as log:
             Launch(run, Target(job, chosen), None, checks=False).start(connections, log)
-        follow_to_the_end(run, connections, stop_on_interrupt=True, trains=True, outlives_terminal=False)
+        follow_to_the_end(run, connections, stop_on_interrupt=True, outlives_terminal=False)
     return run, read_progress(run.metric_lines())
 
 

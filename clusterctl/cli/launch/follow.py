@@ -35,13 +35,13 @@ class Follower:
         self,
         run: RunDir,
         *,
-        trains: bool,
         quiet: bool = False,
         as_json: bool = False,
         progress: TrainProgress | None = None,
     ) -> None:
         """`progress` is the run's progress before the first update that is shown."""
-        self.run, self.trains, self.quiet, self.as_json = run, trains, quiet, as_json
+        self.run, self.quiet, self.as_json = run, quiet, as_json
+        self.trains = trains = run.read_record().job.train is not None
         self.progress = progress or TrainProgress()
         self.filter = LogFilter()
         self.printer = LogPrinter(as_json=as_json)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli.launch.node_choice import Choice
-from clusterctl.cli.options import JOB_FILES, NodeOptions, at_option, complete_jobs
+from clusterctl.cli.options import JOB_FILES, NodeOptions, at_option, complete_jobs, flag, option
+from clusterctl.client.node_choice import Choice
 from clusterctl.errors import Collected, UsageError
 
 if TYPE_CHECKING:
@@ -30,58 +30,28 @@ class JobRequest(NodeOptions):
             autocompletion=complete_jobs,
         ),
     ] = None
-    include: Annotated[
-        str | None,
-        typer.Option(
-            "--include",
-            "-i",
-            metavar="FILTER",
-            help="Use only these devices, in DeepSpeed's notation: w0@w1:0,2.",
-        ),
-    ] = None
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Override a key of the job file: --set train.steps=100."
-        ),
-    ] = None
-    devices: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RANGE",
-            help='Devices to use on each node: 2 (a number), "[0,4)" (4 is excluded), 0,3.',
-        ),
-    ] = None
-    code: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="The folder to push and to start in. Default: the current folder.",
-        ),
-    ] = None
-    no_code: Annotated[bool, typer.Option("--no-code", help="Do not push a folder.")] = False
-    keep_workdir: Annotated[
-        bool, typer.Option("--keep-workdir", help="Start in the folder of earlier runs of this name.")
-    ] = False
-    env: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="Set an environment variable. NAME alone passes yours on, and is never recorded.",
-        ),
-    ] = None
-
-    per_node: Annotated[
-        bool,
-        typer.Option("--per-node", help="Start it once per node, instead of once per device."),
-    ] = False
-    env_style: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STYLE",
-            help="Also set the variables of torchrun (default), mindspore or mpi.",
-        ),
-    ] = None
+    include: str | None = option(
+        "Use only these devices, in DeepSpeed's notation: w0@w1:0,2.", "--include", "-i", metavar="FILTER"
+    )
+    overrides: list[str] | None = option(
+        "Override a key of the job file: --set train.steps=100.", "--set", metavar="KEY=VALUE"
+    )
+    devices: str | None = option(
+        'Devices to use on each node: 2 (a number), "[0,4)" (4 is excluded), 0,3.', metavar="RANGE"
+    )
+    code: Path | None = option(
+        "The folder to push and to start in. Default: the current folder.", metavar="DIR"
+    )
+    no_code: bool = flag("Do not push a folder.")
+    keep_workdir: bool = flag("Start in the folder of earlier runs of this name.")
+    env: list[str] | None = option(
+        "Set an environment variable. NAME alone passes yours on, and is never recorded.",
+        metavar="NAME=VALUE",
+    )
+    per_node: bool = flag("Start it once per node, instead of once per device.")
+    env_style: str | None = option(
+        "Also set the variables of torchrun (default), mindspore or mpi.", metavar="STYLE"
+    )
 
     def with_what_if(self, imagined: WhatIf) -> JobRequest:
         """Return the request for a plan on imaginary nodes, where the folders of the job need not exist."""
@@ -101,7 +71,7 @@ class JobRequest(NodeOptions):
         self, imagined: WhatIf | None = None, *, asks: bool = False, accept_new: bool = False
     ) -> Choice:
         """Return how the nodes of the job are chosen; with `asks`, nodes tell what the inventory does not name."""
-        return Choice(self.cluster, self.nodes, self.exclude, self.include, imagined, asks, accept_new)
+        return replace(self.choose(asks, accept_new), include=self.include, what_if=imagined)
 
     def job(self, choice: Choice) -> Job:
         """Return the job: a job file, or a command."""

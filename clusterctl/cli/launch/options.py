@@ -1,4 +1,4 @@
-"""The options of `launch`, `resume` and `attach`."""
+"""Options of `launch`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clusterctl.cli.options import flag, option
 from clusterctl.errors import Collected, UsageError
 from clusterctl.jobs.parts.notify import FORMS, problem_of, program_problem
 
@@ -16,68 +17,24 @@ if TYPE_CHECKING:
 Detach = Annotated[
     bool, typer.Option("--detach", "-d", help="Return once the run has started; follow it with `attach`.")
 ]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change the training: --set train.steps=1000."),
-]
-Restarts = Annotated[
-    int | None,
-    typer.Option(
-        "--restarts",
-        metavar="N",
-        min=0,
-        help="Restart after a failure, at most N times; see `restart` in the job file.",
-    ),
-]
-HangAfter = Annotated[
-    str | None,
-    typer.Option(
-        "--hang-after",
-        metavar="TIME",
-        help="Treat the run as hung after this long without a step (or, for your own program, without output): 10m.",
-    ),
-]
-Notify = Annotated[
-    str | None,
-    typer.Option(
-        "--notify",
-        metavar="CMD|URL",
-        help="Call a command or webhook when the run ends, fails, restarts or stalls; see `notify` in the job file.",
-    ),
-]
-NoChecks = Annotated[
-    bool, typer.Option("--no-checks", help="Skip the checks of disks, devices and ports before the start.")
-]
-Share = Annotated[
-    bool,
-    typer.Option("--share-devices", help="Allow devices that another run of yours is using."),
-]
-Sweep = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--sweep",
-        metavar="KEY=V1,V2",
-        help="Run the job once for each value and compare the runs; several keys give all combinations.",
-    ),
-]
-Each = Annotated[
-    str | None,
-    typer.Option(
-        "--each",
-        metavar="nodes=N|devices=N",
-        help="With --sweep: run variants side by side, each on so many nodes, or devices of a node.",
-    ),
-]
 
 
 @dataclass(frozen=True)
 class JobChanges:
-    """What the options of `launch` change in a job."""
+    """The options of `launch` that change a job."""
 
-    restarts: int | None = None
-    hang_after: str | None = None
-    share: bool = False
-    notify: str | None = None
+    restarts: int | None = option(
+        "Restart after a failure, at most N times; see `restart` in the job file.", metavar="N", min=0
+    )
+    hang_after: str | None = option(
+        "Treat the run as hung after this long without a step (or, for your own program, without output): 10m.",
+        metavar="TIME",
+    )
+    share: bool = flag("Allow devices that another run of yours is using.", "--share-devices")
+    notify: str | None = option(
+        "Call a command or webhook when the run ends, fails, restarts or stalls; see `notify` in the job file.",
+        metavar="CMD|URL",
+    )
 
     def check(self) -> None:
         """Raise all errors of the values."""

@@ -135,7 +135,7 @@ def _control(attempt: InJob, connections: Connections) -> None:
 
     run = attempt.run
     try:
-        with Follower(run, trains=run.read_record().job.train is not None) as follower:
+        with Follower(run) as follower:
             for update in attempt.updates(connections):
                 follower.show(update)
     except SystemExit:

@@ -12,18 +12,16 @@ import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.cli.launch.plan import show_plan
-from clusterctl.cli.launch.submit import report_submitted
-from clusterctl.client.attempts import Launch, Reports, Resume, Target, require_notify, start_and_control
+from clusterctl.client.attempts import Launch, Reports, Resume, Target, start_and_control
 from clusterctl.client.interrupt import stop_interrupted
-from clusterctl.errors import RunFailed, UsageError
+from clusterctl.errors import RunFailed
 from clusterctl.interrupts import EXIT_INTERRUPTED
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
+    from clusterctl.backends.backend import Backend
     from clusterctl.cli.views.waiting import Waiting
     from clusterctl.client.handover import Starter
-    from clusterctl.inventory.cluster import Cluster
-    from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.report.summary import RunSummary
     from clusterctl.runs.overview import TrainProgress
@@ -45,13 +43,11 @@ def launch_job(
 
     with shown_while("the check of the job"):
         launch = Launch.of(target, options.runs_folder(), checks=not no_checks, run=run)
-    trains = launch.target.job.train is not None
-    _run_to_the_end(launch, trains, detach=detach, accept_new=accept_new, as_json=as_json, quiet=quiet)
+    _run_to_the_end(launch, detach=detach, accept_new=accept_new, as_json=as_json, quiet=quiet)
 
 
 def _run_to_the_end(
     attempt: Launch | Resume,
-    trains: bool,
     *,
     detach: bool,
     accept_new: bool = False,
@@ -76,7 +72,6 @@ def _run_to_the_end(
             run,
             connections,
             stop_on_interrupt=True,
-            trains=trains,
             quiet=quiet,
             as_json=as_json,
             first=first,
@@ -100,86 +95,45 @@ def resume_run(
     from clusterctl.backends.backend import of_run
 
     found = options.run_named(run)
-    record = found.read_record()
-    job, cluster = changed(record.job, overrides), record.cluster
-    if is_complete(found, job, as_json=as_json):
+    attempt = Resume.of(found, overrides)
+    if summary := attempt.complete():
+        show_complete(found, summary, as_json=as_json)
         return
-    elsewhere = selection.chosen() if selection.nodes or selection.exclude else None
-    elsewhere = options.with_devices(elsewhere, remote=not dry_run) if elsewhere else None
-    backend = of_run(found)
-    resubmits = elsewhere is None and backend.resubmits
-    cluster = elsewhere or cluster
-    _check_next(found, job, cluster if elsewhere or overrides else None, resubmits=resubmits)
+    if selection.narrows:
+        elsewhere = options.with_devices(selection.chosen(), remote=not dry_run)
+        attempt = replace(attempt, elsewhere=elsewhere)
+    attempt.check()
+    job = attempt.next_job
     if dry_run:
-        # _check_next has checked `notify`.
+        # The check has read `notify`.
+        cluster = attempt.elsewhere or found.read_record().cluster
         show_plan(cluster, replace(job, notify=""), as_json=as_json, argv=True)
         show_continuation(found)
-        return
-    if resubmits:
-        # The batch system chooses the nodes, as it did before.
-        report_submitted(found, backend, backend.submit_again(found, job), as_json=as_json)
-        return
-    attempt = Resume(found, job if overrides else None, elsewhere)
-    _run_to_the_end(attempt, job.train is not None, detach=detach, as_json=as_json)
+    elif attempt.resubmits:
+        report_submitted(found, of_run(found), attempt.submit(), as_json=as_json)
+    else:
+        _run_to_the_end(attempt, detach=detach, as_json=as_json)
 
 
-def _check_next(run: RunDir, job: Job, cluster: Cluster | None, *, resubmits: bool) -> None:
-    """Raise all errors of the next attempt: of its job on `cluster`, unless that is None, and of its `notify`."""
-    from clusterctl.errors import Collected
-    from clusterctl.jobs import job_check
-
-    errors = Collected()
-    if cluster is not None:
-        with errors:
-            job_check.check(replace(job, notify=""), cluster)
-    # A submitted job checks `notify` where it starts. A run that seems to be active may only need a new controller.
-    if not resubmits and run.phase().is_final:
-        with errors:
-            require_notify(run, job)
-    errors.raise_all()
+def report_submitted(run: RunDir, backend: Backend, number: int, *, as_json: bool) -> None:
+    """Print the number of a job, and how it is followed."""
+    if as_json:
+        screen.show_json({"run": run.run_id, "folder": str(run.root), "job": number})
+    else:
+        screen.log(f"{backend.title} job {number}; follow it with: clusterctl logs -f {run.run_id}")
+        screen.write(f"{run.run_id}\n")
 
 
-def changed(job: Job, overrides: Sequence[str]) -> Job:
-    """Return the job of a run with keys of its training changed; raise a UsageError for any other key."""
-    from clusterctl.document import Document
-    from clusterctl.jobs.overrides import with_overrides
-
-    if not overrides:
-        return job
-    for text in overrides:
-        if job.train is None or not text.startswith("train."):
-            raise UsageError(
-                f"--set {text}: an ended run keeps its job; only keys of `train` can be changed",
-                "as in --set train.steps=1000; to change others, launch a new run",
-            )
-    document = with_overrides(Document(f"{job.name} as launched", {"train": job.train}, {(): 1}), overrides)
-    return replace(job, train=document.value["train"], document=document)
-
-
-def is_complete(run: RunDir, job: Job, *, as_json: bool) -> bool:
-    """Return whether all steps of a training are done, and print this; raise a UsageError if fewer steps are requested
-    now.
-    """
+def show_complete(run: RunDir, summary: RunSummary, *, as_json: bool) -> None:
+    """Report that all steps of a training are done."""
     from clusterctl.report.advice import nothing_left
-    from clusterctl.report.summary import summarise
 
-    summary = summarise(run)
-    done, wanted = summary.steps_done, (job.train or {}).get("steps")
-    if not summary.is_final or job.train is None or done is None:
-        return False
-    if job.document is not None and isinstance(wanted, int):
-        if wanted < done:
-            problem = f"--set train.steps={wanted}: {done:,} steps of {run.run_id} are done"
-            raise UsageError(problem, f"set train.steps to more than {done}")
-        if wanted > done:
-            return False
-    text = nothing_left(summary)
-    if text and as_json:
+    done = summary.steps_done or 0
+    if as_json:
         screen.show_json({"run": run.run_id, "folder": str(run.root), "phase": "finished", "steps": done})
-    elif text:
-        screen.log(f"finished   {text}")
+    else:
+        screen.log(f"finished   {nothing_left(summary)}")
         screen.log(f"next       clusterctl resume {run.run_id} --set train.steps={2 * done}")
-    return bool(text)
 
 
 def show_continuation(run: RunDir) -> None:
@@ -229,7 +183,6 @@ def attach(
     from clusterctl.runs.state import read_state
 
     found = options.run_named(run)
-    trains = found.read_record().job.train is not None
     if take_over:
         Run(found).end_controller()
     state = read_state(found) if found.controller() is None and found.phase().is_final else None
@@ -247,26 +200,16 @@ def attach(
                 found,
                 connections,
                 stop_on_interrupt=False,
-                trains=trains,
                 quiet=quiet,
                 as_json=as_json,
                 known=known,
-                progress=read_progress(found.metric_lines()) if trains else None,
+                progress=read_progress(found.metric_lines()),
             )
         except KeyboardInterrupt:
             # The run is not interrupted, only this command.
             again = f"clusterctl attach {found.run_id}"
             screen.log(f"the run continues; {again} follows it again, clusterctl stop {found.run_id} ends it")
             raise typer.Exit(EXIT_INTERRUPTED) from None
-
-
-def control(run: options.RunName) -> None:
-    """Control a run until its end. `launch`, `resume` and `attach` start this command."""
-    from clusterctl.client.run import Run
-    from clusterctl.memory import use_one_arena
-
-    use_one_arena()
-    Run(options.run_named(run), options.reach()).control(screen.write)
 
 
 def warn(text: str) -> None:
@@ -306,7 +249,6 @@ def follow_to_the_end(
     connections: Connections,
     *,
     stop_on_interrupt: bool,
-    trains: bool,
     quiet: bool = False,
     as_json: bool = False,
     outlives_terminal: bool = True,
@@ -327,7 +269,7 @@ def follow_to_the_end(
         deliver_signals()
         with (
             Run(run, options.reach()).updates(connections, first, known, warn) as watch,
-            Follower(run, trains=trains, quiet=quiet, as_json=as_json, progress=progress) as follower,
+            Follower(run, quiet=quiet, as_json=as_json, progress=progress) as follower,
         ):
             for update in watch:
                 follower.show(update)

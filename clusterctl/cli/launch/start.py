@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.cli.launch.job_request import JobRequest
-from clusterctl.cli.launch.options import (
-    Changes,
-    Detach,
-    Each,
-    HangAfter,
-    JobChanges,
-    NoChecks,
-    Notify,
-    Restarts,
-    Share,
-    Sweep,
-)
+from clusterctl.cli.launch.options import Detach, JobChanges
 from clusterctl.cli.launch.plan import show_plan
 from clusterctl.cli.launch.run import launch_job, resume_run
 from clusterctl.cli.views.waiting import shown_while
@@ -25,20 +16,34 @@ from clusterctl.client.attempts import Target
 from clusterctl.errors import Collected, UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.cli.launch.node_choice import Choice
+    from clusterctl.client.node_choice import Choice
     from clusterctl.jobs.job import Job
 
 
 def launch(
     request: JobRequest,
+    changes: JobChanges,
     *,
-    restarts: Restarts = None,
-    hang_after: HangAfter = None,
-    share: Share = False,
-    notify: Notify = None,
-    sweep: Sweep = None,
-    each: Each = None,
-    no_checks: NoChecks = False,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sweep",
+            metavar="KEY=V1,V2",
+            help="Run the job once for each value and compare the runs; several keys give all combinations.",
+        ),
+    ] = None,
+    each: Annotated[
+        str | None,
+        typer.Option(
+            "--each",
+            metavar="nodes=N|devices=N",
+            help="With --sweep: run variants side by side, each on so many nodes, or devices of a node.",
+        ),
+    ] = None,
+    no_checks: Annotated[
+        bool,
+        typer.Option("--no-checks", help="Skip the checks of disks, devices and ports before the start."),
+    ] = False,
     detach: Detach = False,
     dry_run: options.DryRun = False,
     accept_new: options.AcceptNew = False,
@@ -46,7 +51,6 @@ def launch(
 ) -> None:
     """Push the code and data of a job, start its ranks and follow them. Also starts a command of your own, given after
     `--`. Ctrl-C stops the run; a second Ctrl-C kills it."""
-    changes = JobChanges(restarts, hang_after, share, notify)
     if sweep or each:
         from clusterctl.cli.launch.sweep import launch_sweep
 
@@ -93,7 +97,10 @@ def _tell(phase: str, text: str) -> None:
 def resume(
     run: options.RunName,
     selection: options.NodeOptions,
-    overrides: Changes = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change the training: --set train.steps=1000."),
+    ] = None,
     *,
     detach: Detach = False,
     dry_run: options.DryRun = False,

@@ -112,7 +112,6 @@ def _checked(job: str, selection: options.NodeOptions, accept_new: bool) -> tupl
     from dataclasses import replace
 
     from clusterctl.checks.doctor import checked_job
-    from clusterctl.cli.launch.node_choice import Choice
     from clusterctl.jobs import job as jobs
     from clusterctl.jobs import job_check
     from clusterctl.runs.prepare.stage import code_hash
@@ -122,9 +121,7 @@ def _checked(job: str, selection: options.NodeOptions, accept_new: bool) -> tupl
         raise UsageError(
             f"{job}: no such job file", f"to check nodes: clusterctl doctor -n {shlex.quote(job)}"
         )
-    choice = Choice(
-        selection.cluster, selection.nodes, selection.exclude, None, asks=True, accept_new=accept_new
-    )
+    choice = selection.choose(asks=True, accept_new=accept_new)
     found = jobs.load(path, (), choice.faults)
     cluster, spares = choice.of(found)
     summary = job_check.check(found, cluster)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.options import flag, option
 from clusterctl.errors import UsageError
 from clusterctl.jobs.phase import Phase
 from clusterctl.text import plural
@@ -36,45 +37,24 @@ class LogOptions:
     """The options of `logs tail` and `logs show` that choose lines and their form."""
 
     run: options.RunName = "last"
-    rank: Annotated[
-        str | None,
-        typer.Option(
-            "--rank",
-            "-r",
-            metavar="RANKS",
-            help="Show only these ranks: 0,8-15. Default: rank 0, and the errors of every rank.",
-        ),
-    ] = None
-    node: Annotated[str | None, typer.Option(metavar="SET", help="Show only the ranks on these nodes.")] = (
-        None
+    rank: str | None = option(
+        "Show only these ranks: 0,8-15. Default: rank 0, and the errors of every rank.",
+        "--rank",
+        "-r",
+        metavar="RANKS",
     )
-    grep: Annotated[
-        str | None, typer.Option("--grep", "-g", metavar="REGEX", help="Show only lines that match.")
-    ] = None
-    exclude: Annotated[str | None, typer.Option(metavar="REGEX", help="Hide lines that match.")] = None
-    since: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Show only lines since this time: 10m (ago), 14:30, '2026-01-31 14:30'.",
-        ),
-    ] = None
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Show only lines up to this time, as for --since.")
-    ] = None
-    before: Annotated[
-        int, typer.Option("-B", min=0, metavar="N", help="With --grep: show N lines of the rank before.")
-    ] = 0
-    after: Annotated[
-        int, typer.Option("-A", min=0, metavar="N", help="With --grep: show N lines of the rank after.")
-    ] = 0
-    timestamps: Annotated[
-        bool, typer.Option("--timestamps", "-t", help="Begin each line with the time when it was written.")
-    ] = False
-    errors: Annotated[bool, typer.Option("--errors", help="Show only lines that look like errors.")] = False
-    no_prefix: Annotated[
-        bool, typer.Option("--no-prefix", help="Do not write node:rank before each line.")
-    ] = False
+    node: str | None = option("Show only the ranks on these nodes.", metavar="SET")
+    grep: str | None = option("Show only lines that match.", "--grep", "-g", metavar="REGEX")
+    exclude: str | None = option("Hide lines that match.", metavar="REGEX")
+    since: str | None = option(
+        "Show only lines since this time: 10m (ago), 14:30, '2026-01-31 14:30'.", metavar="TIME"
+    )
+    until: str | None = option("Show only lines up to this time, as for --since.", metavar="TIME")
+    before: int = option("With --grep: show N lines of the rank before.", "-B", default=0, min=0, metavar="N")
+    after: int = option("With --grep: show N lines of the rank after.", "-A", default=0, min=0, metavar="N")
+    timestamps: bool = flag("Begin each line with the time when it was written.", "--timestamps", "-t")
+    errors: bool = flag("Show only lines that look like errors.")
+    no_prefix: bool = flag("Do not write node:rank before each line.")
     as_json: options.Json = False
 
     def printer(self) -> LogPrinter:

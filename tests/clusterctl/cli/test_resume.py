@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from clusterctl.cli.launch.run import changed
 from clusterctl.client.attempts import Resume
 from clusterctl.errors import UsageError
-from clusterctl.jobs.job import Job
 from clusterctl.jobs.phase import Phase
 from clusterctl.runs import query
 from clusterctl.runs.state import RunState
@@ -81,16 +80,15 @@ def test_a_new_controller_for_an_active_run_needs_no_command_of_notify(
         Resume(run).start(nowhere, lambda phase, text: None)
 
 
-def test_the_training_of_a_job_is_changed_and_nothing_else() -> None:
-    job = Job(name="a", train={"steps": 40, "save": {"every": 5}}, nodes="node1")
-    after = changed(job, ["train.steps=80", "train.save.every=8"])
-    assert after.train == {"steps": 80, "save": {"every": 8}} and job.train == {
-        "steps": 40,
-        "save": {"every": 5},
-    }
-    assert after.nodes == "node1"
+def test_the_training_of_a_job_is_changed_and_nothing_else(tmp_path: Path) -> None:
+    run = restarted_run(tmp_path / "runs", job={"train": {"steps": 40, "save": {"every": 5}}})
+    before = run.read_record().job
+    after = Resume.of(run, ["train.steps=80", "train.save.every=8"]).next_job
+    assert after == replace(before, train={"steps": 80, "save": {"every": 8}})
+    assert run.read_record().job == before
+    program = restarted_run(tmp_path / "others", job={"train": None, "command": ["true"]})
     with pytest.raises(UsageError, match="keeps its job"):
-        changed(Job(name="a", command=("true",)), ["train.steps=80"])
+        Resume.of(program, ["train.steps=80"])
 
 
 def test_numbers_of_a_plan_are_readable() -> None:

@@ -22,12 +22,12 @@ from clusterctl.agent.processes import is_alive, state_letter
 from clusterctl.agent.ranks.device_locks import DeviceLocks
 from clusterctl.agent.records import AttemptFiles
 from clusterctl.cli.views.tables import plan_facts
+from clusterctl.client import launcher
 from clusterctl.client.run import Run
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.plan import make_plan
 from clusterctl.jobs.restarts import Restart
 from clusterctl.jobs.run_folder import RunDir
-from clusterctl.runs import in_charge
 from clusterctl.runs.causes.cause import read_cause
 from clusterctl.runs.query import current_state
 from clusterctl.runs.state import SUPERVISOR_SILENCE
@@ -201,7 +201,7 @@ def test_a_take_over_from_a_shell_without_a_forwarded_variable_is_warned_about(
     run = RunDir(tmp_path / "r")
     forwarded = {"forward": ("MY_TOKEN",), "restart": Restart()}
     run.write_record(record_of({"a": [0]}, job=forwarded))
-    monkeypatch.setattr(in_charge, "start", lambda run, ssh: True)
+    monkeypatch.setattr(launcher, "start", lambda run, reach: None)
     told: list[str] = []
     assert Run(run).start_controller(told.append) == ""
     assert told == ["not set in this shell: MY_TOKEN; the run cannot be restarted from here"]

@@ -62,7 +62,6 @@ BOUNDED = {
     ("jobs/run_folder.py", "readline"): (2, "LONGEST_LINE bytes of a file"),
     ("backends/slurm/programs.py", "communicate"): (1, "ANSWER_LIMIT seconds, of Slurm's own programs"),
     ("backends/queue.py", "server's read"): (1, "LOG_END bytes of a file"),
-    ("runs/in_charge.py", "readline"): (1, "one word; READY_LIMIT seconds, then the program is killed"),
     ("runs/notify.py", "urlopen"): (1, "LIMIT seconds; the answer is not read"),
     ("sandbox/cluster.py", "readline"): (1, "255 bytes, with the socket's timeout"),
     ("sandbox/embedded.py", "os.read"): (1, "CHUNK bytes of a command; ends with its session"),

@@ -49,7 +49,7 @@ def test_a_resume_shows_no_step_of_the_earlier_attempts(
     with (
         Connections(LocalTransport(home=tmp_path)) as connections,
         in_charge.following(KeptWatch(run, known=known), connections) as watch,
-        Follower(run, trains=True) as follower,
+        Follower(run) as follower,
     ):
         for update in watch:
             follower.show(update)
@@ -64,7 +64,7 @@ def test_who_attaches_sees_the_last_start_and_the_last_step_at_once(
     run.metrics.write_text(metrics(1, 3) + metrics(4, 2))
     lines: list[str] = []
     monkeypatch.setattr(screen, "log", lambda text, style="": lines.append(text))
-    with Follower(run, trains=True, progress=read_progress(run.metric_lines())):
+    with Follower(run, progress=read_progress(run.metric_lines())):
         shown = list(lines)
     assert len(shown) == 2 and "from step 3" in shown[0] and "step 5/9" in shown[1]
 

@@ -1,14 +1,13 @@
-"""Choose the nodes of a job and its spares: the command line takes precedence over the job."""
+"""Choose the nodes of a job and its spares: the caller's own choice takes precedence over the job."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.cli import options
 from clusterctl.errors import Collected, Fault, InputFaults, UsageError, faults_of
 
 if TYPE_CHECKING:
@@ -19,17 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choice:
-    """The node options of a command line, as typed."""
+    """Nodes that were chosen for a job, as its caller wrote them, and the inventory that they are from."""
 
-    file: Path | None
-    nodes: str | None
-    exclude: str | None
-    include: str | None
+    select: Callable[[str | None, str | None], Cluster]
+    """Returns the nodes of the inventory in a node set, without those in another one."""
+    nodes: str | None = None
+    exclude: str | None = None
+    include: str | None = None
+    """Devices, in DeepSpeed's notation."""
     what_if: WhatIf | None = None
     """Imaginary nodes that replace those of the inventory."""
-    asks: bool = False
-    """Whether nodes are asked for devices that the inventory does not name; else only this machine is."""
-    accept_new: bool = False
+    completed: Callable[[Cluster], Cluster] = lambda cluster: cluster
+    """Adds the devices that the nodes report, where the inventory does not name them."""
 
     def of(self, job: Job) -> tuple[Cluster, tuple[Node, ...]]:
         """Return the nodes of a job and its spare nodes; report the errors of both together."""
@@ -85,7 +85,7 @@ class Choice:
         return ()
 
     def _from_job(self, job: Job, key: str) -> str | None:
-        """Return the node set of a key of the job, unless the command line overrides it."""
+        """Return the node set of a key of the job, unless the caller overrides it."""
         if key == "nodes":
             return None if self.nodes else job.nodes
         return job.restart.spare_nodes if job.restart else None
@@ -94,26 +94,23 @@ class Choice:
         """Return the spare nodes of a job."""
         if job.restart is None or job.restart.spare_nodes is None or self.what_if is not None:
             return ()
-        return self._completed(options.cluster_of(self.file, job.restart.spare_nodes)).nodes
-
-    def _completed(self, cluster: Cluster) -> Cluster:
-        return options.with_devices(cluster, remote=self.asks, accept_new=self.accept_new)
+        return self.completed(self.select(job.restart.spare_nodes, None)).nodes
 
     def _cluster(self, job: Job) -> Cluster:
-        """Return the nodes of the command line, else of the job, else all; then apply --include."""
+        """Return the nodes of the caller, else of the job, else all; then apply --include."""
         if self.what_if is not None:
-            return self.what_if.cluster(lambda: options.cluster_of(self.file))
+            return self.what_if.cluster(lambda: self.select(None, None))
         spare, exclude = self._from_job(job, "restart.spare_nodes"), self.exclude
         # All nodes means all except the spares.
         if spare and not (self.nodes or job.nodes):
             exclude = f"{exclude},{spare}" if exclude else spare
         try:
-            cluster = options.cluster_of(self.file, self.nodes or job.nodes, exclude)
+            cluster = self.select(self.nodes or job.nodes, exclude)
         except UsageError as error:
             if any(_names_slots(text) for text in (self.nodes, self.exclude)):
                 error.hint = f"{error.hint}\nto choose slots, use --include: --include w0@w1:0,2"
             raise
-        cluster = self._completed(cluster)
+        cluster = self.completed(cluster)
         if self.include is None:
             return cluster
         if job.devices is not None:
@@ -125,6 +122,4 @@ class Choice:
 
 def _names_slots(text: str | None) -> bool:
     """Return whether a node set looks like a DeepSpeed filter: `w0@w1:0,2`."""
-    import re
-
     return text is not None and re.search(r"[^,!&^@]@|[^:]:[0-9]+(,[0-9]+)*(@|\Z)", text) is not None
