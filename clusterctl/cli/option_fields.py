@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
@@ -49,9 +49,7 @@ def _parameters(kind: Any) -> Iterator[inspect.Parameter]:
             yield from _parameters(hints[field.name])
             continue
         declared = "rule" in field.metadata
-        annotation = option_of(kind, field) if declared else hints[field.name]
-        if "option" in field.metadata:
-            annotation = Annotated[annotation, field.metadata["option"](option_name(field.name))]
+        annotation = option_of(kind, field) if declared else _annotated(field.name, hints[field.name], field)
         default = None if declared and field.default in ("", ()) else field.default
         yield inspect.Parameter(
             field.name,
@@ -59,6 +57,12 @@ def _parameters(kind: Any) -> Iterator[inspect.Parameter]:
             default=inspect.Parameter.empty if default is MISSING else default,
             annotation=annotation,
         )
+
+
+def _annotated(name: str, kind: Any, field: Any) -> Any:
+    """Return the annotation by which typer reads a value that `options.option` declares."""
+    make = field.metadata.get("option")
+    return Annotated[kind, make(option_name(name))] if make else kind
 
 
 def _made(kind: Any, take: Callable[[str], Any]) -> Any:
@@ -77,14 +81,14 @@ def flat(function: Callable[..., Any]) -> Callable[..., Any]:
     flattened: list[inspect.Parameter] = []
     # Unlike these types, those that Python 3.10's `get_type_hints` returns are wrapped where the default is None.
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-        kind = parameter.annotation
-        if not (isinstance(kind, type) and is_dataclass(kind)):
-            flattened.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
+        kind, field = parameter.annotation, parameter.default
+        if isinstance(kind, type) and is_dataclass(kind):
+            groups[name] = kind
+            flattened += _parameters(kind)
             continue
-        groups[name] = kind
-        flattened += _parameters(kind)
-    if not groups:
-        return function
+        if isinstance(field, Field):
+            parameter = parameter.replace(annotation=_annotated(name, kind, field), default=field.default)
+        flattened.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     def call(**values: Any) -> Any:
         for name, kind in groups.items():

@@ -8,11 +8,10 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.options import flag, option
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,17 +25,15 @@ PROMPT = "A class definition is"
 
 
 def demo(
-    directory: Annotated[
-        Path, typer.Option("--dir", metavar="FOLDER", help="The folder of the demo.")
-    ] = Path("clusterctl-demo"),
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Train for N steps.")] = 300,
-    mode: Annotated[
-        str, typer.Option(metavar="MODE", help="Mode of the sandbox: auto, namespaces, loopback or embedded.")
-    ] = "auto",
+    directory: Path = option(
+        "The folder of the demo.", "--dir", default=Path("clusterctl-demo"), metavar="FOLDER"
+    ),
+    steps: int = option("Train for N steps.", default=300, min=1, metavar="N"),
+    mode: str = option(
+        "Mode of the sandbox: auto, namespaces, loopback or embedded.", default="auto", metavar="MODE"
+    ),
     *,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the sandbox cluster running at the end.")
-    ] = False,
+    keep: bool = flag("Keep the sandbox cluster running at the end."),
 ) -> None:
     """Take one full tour in a minute or two: start two nodes on this machine, build a rank table and a corpus, train a
     small GPT on four ranks, and generate text from its checkpoint."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options
+from clusterctl.cli.options import flag, option
 from clusterctl.hostfile.formats import FILES
 
 if TYPE_CHECKING:
@@ -58,26 +59,14 @@ Source = Annotated[
 def init(
     hosts: Hosts = None,
     hostfile: Hostfile = None,
-    devices: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RANGE", help='Devices per node where the file does not say: 4, "[0,4)", 0,3. Default: 8.'
-        ),
-    ] = None,
-    kind: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Kind of the devices: cpu, cuda or npu. Default: npu.")
-    ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")
-    ] = OUTPUT,
-    job: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Write NAME.yaml instead: a commented job that trains a model."),
-    ] = None,
+    devices: str | None = option(
+        'Devices per node where the file does not say: 4, "[0,4)", 0,3. Default: 8.', metavar="RANGE"
+    ),
+    kind: str | None = option("Kind of the devices: cpu, cuda or npu. Default: npu.", metavar="KIND"),
+    output: Path = option("The file to write.", "--output", "-o", default=OUTPUT, metavar="FILE"),
+    job: str | None = option("Write NAME.yaml instead: a commented job that trains a model.", metavar="NAME"),
     source: Source = None,
-    ask: Annotated[
-        bool, typer.Option("--ask", help="Ask the nodes for the kind and number of their devices.")
-    ] = False,
+    ask: bool = flag("Ask the nodes for the kind and number of their devices."),
     cluster: Inventory = None,
     force: options.Force = False,
     dry_run: options.DryRun = False,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli.options import DryRun, Json
+from clusterctl.cli.options import DryRun, Json, flag, option
 from clusterctl.settings import SANDBOX
 from clusterctl.text import plural
 
@@ -22,36 +22,21 @@ NodeName = Annotated[str, typer.Argument(metavar="NODE", help="A node, as `sandb
 
 
 def up(
-    nodes: Annotated[int, typer.Option("--nodes", "-n", metavar="N", help="Start N nodes.")] = 2,
-    devices: Annotated[int, typer.Option(metavar="N", help="Simulated devices per node.")] = 2,
-    mode: Annotated[
-        str,
-        typer.Option(
-            metavar="MODE",
-            help="Kind of nodes. loopback: sshd on loopback addresses. embedded: a built-in server. namespaces: with "
-            "their own network and processes; needs root. auto: loopback if sshd is installed, else embedded.",
-        ),
-    ] = "auto",
+    nodes: int = option("Start N nodes.", "--nodes", "-n", default=2, metavar="N"),
+    devices: int = option("Simulated devices per node.", default=2, metavar="N"),
+    mode: str = option(
+        "Kind of nodes. loopback: sshd on loopback addresses. embedded: a built-in server. namespaces: with "
+        "their own network and processes; needs root. auto: loopback if sshd is installed, else embedded.",
+        default="auto",
+        metavar="MODE",
+    ),
     directory: Directory = SANDBOX,
-    python: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Python of the nodes. Default: the current one."),
-    ] = None,
+    python: str | None = option("Python of the nodes. Default: the current one.", metavar="FILE"),
     *,
-    with_slurm: Annotated[
-        bool,
-        typer.Option(
-            "--with-slurm",
-            help="Also start a Slurm that manages the nodes (packages slurm-wlm and munge).",
-        ),
-    ] = False,
-    isolated: Annotated[
-        bool,
-        typer.Option(
-            "--isolated",
-            help="In mode namespaces: give the home folders a path that this machine does not have.",
-        ),
-    ] = False,
+    with_slurm: bool = flag("Also start a Slurm that manages the nodes (packages slurm-wlm and munge)."),
+    isolated: bool = flag(
+        "In mode namespaces: give the home folders a path that this machine does not have."
+    ),
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from clusterctl.cli import options, screen
 from clusterctl.cli.launch.job_request import JobRequest
+from clusterctl.cli.options import flag, option
 from clusterctl.errors import FindingsError, UsageError
 from clusterctl.text import plural
 
@@ -24,20 +23,13 @@ MOST_SHOWN = 5
 def plan(
     request: JobRequest,
     *,
-    what_if: Annotated[
-        str | None,
-        typer.Option(
-            metavar="nodes=N[,devices=N,kind=K]",
-            help="Plan for imaginary nodes that are like the first node of the inventory.",
-        ),
-    ] = None,
-    rehearse: Annotated[
-        bool,
-        typer.Option(
-            "--rehearse",
-            help="Build one rank of the layout on this machine and run a step, with tensors that take no memory.",
-        ),
-    ] = False,
+    what_if: str | None = option(
+        "Plan for imaginary nodes that are like the first node of the inventory.",
+        metavar="nodes=N[,devices=N,kind=K]",
+    ),
+    rehearse: bool = flag(
+        "Build one rank of the layout on this machine and run a step, with tensors that take no memory."
+    ),
     as_json: options.Json = False,
 ) -> None:
     """Show what a job would start on which node, the memory it needs and about how long it takes. Lists every error.

@@ -6,11 +6,10 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.options import flag
 from clusterctl.errors import ClusterctlError, NodeError, NodesFailed, RunFailed, UsageError
 
 if TYPE_CHECKING:
@@ -45,9 +44,7 @@ class Signals:
 def start(
     run: options.RunName,
     *,
-    no_checks: Annotated[
-        bool, typer.Option("--no-checks", help="Start without the checks of doctor.")
-    ] = False,
+    no_checks: bool = flag("Start without the checks of doctor."),
 ) -> None:
     """Start or resume a submitted run inside its allocation, and control it to its end. The batch file calls this.
     SIGUSR1 saves, and puts the job back into the queue."""

@@ -6,12 +6,13 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.cli.launch.plan import show_plan
+from clusterctl.cli.options import flag
 from clusterctl.client.attempts import Launch, Reports, Resume, Target, start_and_control
 from clusterctl.client.interrupt import stop_interrupted
 from clusterctl.errors import RunFailed
@@ -168,13 +169,8 @@ def begin(attempt: Launch | Resume, *, accept_new: bool = False) -> int:
 def attach(
     run: options.RunName = "last",
     *,
-    take_over: Annotated[
-        bool,
-        typer.Option("--take-over", help="Start a new controller, even if the old one is still running."),
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print nothing; wait for the end of the run.")
-    ] = False,
+    take_over: bool = flag("Start a new controller, even if the old one is still running."),
+    quiet: bool = flag("Print nothing; wait for the end of the run.", "--quiet", "-q"),
     as_json: options.Json = False,
 ) -> None:
     """Follow an active run; Ctrl-C leaves it running. If its controller died, a new one is started."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from clusterctl.cli import options, screen
 from clusterctl.cli.launch.job_request import JobRequest
 from clusterctl.cli.launch.options import Detach, JobChanges
 from clusterctl.cli.launch.plan import show_plan
 from clusterctl.cli.launch.run import launch_job, resume_run
+from clusterctl.cli.options import flag, option
 from clusterctl.cli.views.waiting import shown_while
 from clusterctl.client.attempts import Target
 from clusterctl.errors import Collected, UsageError
@@ -24,26 +23,15 @@ def launch(
     request: JobRequest,
     changes: JobChanges,
     *,
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--sweep",
-            metavar="KEY=V1,V2",
-            help="Run the job once for each value and compare the runs; several keys give all combinations.",
-        ),
-    ] = None,
-    each: Annotated[
-        str | None,
-        typer.Option(
-            "--each",
-            metavar="nodes=N|devices=N",
-            help="With --sweep: run variants side by side, each on so many nodes, or devices of a node.",
-        ),
-    ] = None,
-    no_checks: Annotated[
-        bool,
-        typer.Option("--no-checks", help="Skip the checks of disks, devices and ports before the start."),
-    ] = False,
+    sweep: list[str] | None = option(
+        "Run the job once for each value and compare the runs; several keys give all combinations.",
+        metavar="KEY=V1,V2",
+    ),
+    each: str | None = option(
+        "With --sweep: run variants side by side, each on so many nodes, or devices of a node.",
+        metavar="nodes=N|devices=N",
+    ),
+    no_checks: bool = flag("Skip the checks of disks, devices and ports before the start."),
     detach: Detach = False,
     dry_run: options.DryRun = False,
     accept_new: options.AcceptNew = False,
@@ -97,10 +85,9 @@ def _tell(phase: str, text: str) -> None:
 def resume(
     run: options.RunName,
     selection: options.NodeOptions,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change the training: --set train.steps=1000."),
-    ] = None,
+    overrides: list[str] | None = option(
+        "Change the training: --set train.steps=1000.", "--set", metavar="KEY=VALUE"
+    ),
     *,
     detach: Detach = False,
     dry_run: options.DryRun = False,

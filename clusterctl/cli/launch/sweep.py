@@ -185,7 +185,7 @@ class _Sweep:
         self._note(number, "running", run)
         try:
             if earlier and earlier.is_watched():
-                attach(earlier.run_id, as_json=self.as_json)
+                attach(earlier.run_id, take_over=False, quiet=False, as_json=self.as_json)
             elif earlier:
                 resume_run(earlier.run_id, options.NodeOptions(), as_json=self.as_json)
             else:

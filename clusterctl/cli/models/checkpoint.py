@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.options import flag, option
 from clusterctl.errors import FindingsError, UsageError
 from clusterctl.text import escape_controls
 
@@ -90,7 +91,7 @@ def verify(
     where: Where = "last",
     step: Step = None,
     *,
-    every: Annotated[bool, typer.Option("--all", help="Verify every checkpoint, not only one.")] = False,
+    every: bool = flag("Verify every checkpoint, not only one.", "--all"),
     as_json: options.Json = False,
 ) -> None:
     """Compare every file of a checkpoint with its hashes, on the nodes that hold it; damaged files and tensors are
@@ -125,15 +126,9 @@ def verify(
 def pull(
     where: Where = "last",
     step: Step = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="DIR",
-            help="The checkpoint's folder here. Default: in the run's folder.",
-        ),
-    ] = None,
+    output: Path | None = option(
+        "The checkpoint's folder here. Default: in the run's folder.", "--output", "-o", metavar="DIR"
+    ),
     *,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
@@ -170,17 +165,13 @@ def pull(
 
 def prune(
     where: Where = "last",
-    last: Annotated[
-        int | None, typer.Option("--keep-last", min=1, metavar="N", help="Keep the newest N checkpoints.")
-    ] = None,
-    every: Annotated[
-        int,
-        typer.Option("--keep-every", min=0, metavar="N", help="Keep those whose step is a multiple of N."),
-    ] = 0,
-    best: Annotated[
-        int,
-        typer.Option("--keep-best", min=0, metavar="N", help="Keep the N with the lowest evaluation loss."),
-    ] = 0,
+    last: int | None = option("Keep the newest N checkpoints.", "--keep-last", min=1, metavar="N"),
+    every: int = option(
+        "Keep those whose step is a multiple of N.", "--keep-every", default=0, min=0, metavar="N"
+    ),
+    best: int = option(
+        "Keep the N with the lowest evaluation loss.", "--keep-best", default=0, min=0, metavar="N"
+    ),
     *,
     dry_run: options.DryRun = False,
     yes: options.Yes = False,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from clusterctl.cli import options
 from clusterctl.cli.models.generate import Where
 from clusterctl.cli.models.trainer import forward
+from clusterctl.cli.options import option
 from clusterctl.wire.arguments import arguments_of
 from clusterctl.wire.contract import EVALUATIONS_DIR
 from clusterctl.wire.requests import EvaluateRequest, ScoringOptions, TaskOptions
@@ -22,13 +20,10 @@ def evaluate(
     chosen: TaskOptions,
     scoring: ScoringOptions,
     where: Where = "last",
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Where to write results. Default: with the run."),
-    ] = None,
-    on: Annotated[
-        str | None, typer.Option(metavar="SET", help="Divide the documents among these nodes.")
-    ] = None,
+    output: Path | None = option(
+        "Where to write results. Default: with the run.", "--output", "-o", metavar="DIR"
+    ),
+    on: str | None = option("Divide the documents among these nodes.", metavar="SET"),
     cluster: options.ClusterFile = None,
     *,
     as_json: options.Json = False,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.options import flag, option
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,25 +25,20 @@ def fetch(
         list[str] | None,
         typer.Argument(metavar="URL|NAME...", help="URLs, or names of --list; s3:// and obs:// folders too."),
     ] = None,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "-o", "--output", metavar="PATH", help="A folder (as it is, or with / at its end), or a file."
-        ),
-    ] = Path("data"),
-    digest: Annotated[
-        str, typer.Option("--hash", metavar="HEX", help="The MD5, SHA-1 or SHA-256 that the file must have.")
-    ] = "",
-    proxy: Annotated[
-        str, typer.Option(metavar="URL", help="A proxy. Default: $https_proxy and $http_proxy.")
-    ] = "",
+    output: Path = option(
+        "A folder (as it is, or with / at its end), or a file.",
+        "-o",
+        "--output",
+        default=Path("data"),
+        metavar="PATH",
+    ),
+    digest: str = option(
+        "The MD5, SHA-1 or SHA-256 that the file must have.", "--hash", default="", metavar="HEX"
+    ),
+    proxy: str = option("A proxy. Default: $https_proxy and $http_proxy.", default="", metavar="URL"),
     endpoint: Endpoint = "",
-    accept_changed: Annotated[
-        bool, typer.Option("--accept-changed", help="Accept a file that differs from its first download.")
-    ] = False,
-    list_names: Annotated[
-        bool, typer.Option("--list", "-l", help="List the names, and whether a hash is known.")
-    ] = False,
+    accept_changed: bool = flag("Accept a file that differs from its first download."),
+    list_names: bool = flag("List the names, and whether a hash is known.", "--list", "-l"),
     as_json: options.Json = False,
 ) -> None:
     """Download corpora and vocabularies. An interrupted download continues; the hash is verified, or recorded at the

@@ -11,6 +11,7 @@ import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.cli.models.trainer import forward
+from clusterctl.cli.options import flag, option
 from clusterctl.wire.arguments import arguments_of
 from clusterctl.wire.requests import (
     DrawingOptions,
@@ -30,10 +31,7 @@ def generate(
     drawing: DrawingOptions,
     given: PromptOptions,
     where: Where = "last",
-    on: Annotated[
-        str | None,
-        typer.Option(metavar="SET", help="Generate on these nodes, which divide the model."),
-    ] = None,
+    on: str | None = option("Generate on these nodes, which divide the model.", metavar="SET"),
     cluster: options.ClusterFile = None,
     *,
     as_json: options.Json = False,
@@ -82,14 +80,10 @@ def serve(
     model: ModelOptions,
     server: ServerOptions,
     where: Where = "last",
-    on: Annotated[
-        str | None, typer.Option(metavar="SET", help="Serve on these nodes, which divide the model.")
-    ] = None,
+    on: str | None = option("Serve on these nodes, which divide the model.", metavar="SET"),
     cluster: options.ClusterFile = None,
     *,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Serve as a run, on a node that has the checkpoint.")
-    ] = False,
+    detach: bool = flag("Serve as a run, on a node that has the checkpoint.", "--detach", "-d"),
     as_json: options.Json = False,
 ) -> None:
     """Serve a checkpoint over HTTP: OpenAI's API, Megatron's PUT /api, metrics, and a page to try the model.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.options import flag, option
 from clusterctl.errors import UsageError
 from clusterctl.wire.arguments import arguments_of
 from clusterctl.wire.contract import METRICS_FILE
@@ -72,11 +73,9 @@ def waited(argv: Sequence[str], variables: Mapping[str, str] | None = None, *, h
 
 def build(
     context: typer.Context,
-    on: Annotated[str | None, typer.Option(metavar="SET", help="Build on these nodes in parallel.")] = None,
+    on: str | None = option("Build on these nodes in parallel.", metavar="SET"),
     *,
-    leave: Annotated[
-        bool, typer.Option("--leave", help="With --on: leave the .bin/.idx pairs on the nodes.")
-    ] = False,
+    leave: bool = flag("With --on: leave the .bin/.idx pairs on the nodes."),
     cluster: options.ClusterFile = None,
 ) -> None:
     """Build Megatron's .bin and .idx files, with a manifest, from JSON lines, text, wiki dumps and more."""
@@ -124,7 +123,7 @@ def scatter(
     ],
     selection: options.NodeOptions,
     *,
-    replace: Annotated[bool, typer.Option("--replace", help=options.REPLACE)] = False,
+    replace: bool = flag(options.REPLACE),
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:

@@ -16,6 +16,7 @@ from clusterctl.cli.options import (
     NodeOptions,
     checked_by,
     default_kind,
+    option,
     require_kind,
     with_devices,
 )
@@ -128,18 +129,10 @@ class HostfileOutput:
 def build(
     selection: NodeOptions,
     target: HostfileOutput,
-    to: Annotated[
-        str, typer.Option("--to", "--format", metavar="FORMAT", callback=OfFormat, help=FORMATS)
-    ] = "deepspeed",
-    slots: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MAX_SLOTS,
-            metavar="N",
-            help="Slots per node. Default: its number of devices, at least 1.",
-        ),
-    ] = None,
+    to: str = option(FORMATS, "--to", "--format", default="deepspeed", metavar="FORMAT", callback=OfFormat),
+    slots: int | None = option(
+        "Slots per node. Default: its number of devices, at least 1.", min=1, max=MAX_SLOTS, metavar="N"
+    ),
 ) -> None:
     """Write the inventory as a hostfile for another launcher."""
     from clusterctl.errors import UsageError
@@ -159,12 +152,9 @@ def build(
 def check(
     file: AnyFile,
     slots: SlotOptions,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--for", metavar="FORMAT", callback=OfFormat, help="Also check that this launcher can use it."
-        ),
-    ] = None,
+    target: str | None = option(
+        "Also check that this launcher can use it.", "--for", metavar="FORMAT", callback=OfFormat
+    ),
     json: Json = False,
 ) -> None:
     """List every error in a hostfile; exit with 1 if there is one. With --include or --exclude, list the slots that are
@@ -206,16 +196,12 @@ def convert(
     ],
     chosen: SlotOptions,
     target: HostfileOutput,
-    slots: Annotated[
-        int | None,
-        typer.Option(min=1, max=MAX_SLOTS, metavar="N", help="Slots per node where the file gives none."),
-    ] = None,
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND", callback=OfKind, help="Kind of the devices in a cluster.yaml: cpu, cuda or npu."
-        ),
-    ] = None,
+    slots: int | None = option(
+        "Slots per node where the file gives none.", min=1, max=MAX_SLOTS, metavar="N"
+    ),
+    kind: str | None = option(
+        "Kind of the devices in a cluster.yaml: cpu, cuda or npu.", metavar="KIND", callback=OfKind
+    ),
 ) -> None:
     """Write the same nodes in another format. Refused if the format cannot hold everything, unless --lossy."""
     from clusterctl.errors import InputFaults

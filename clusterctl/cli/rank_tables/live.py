@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.options import option
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
@@ -22,10 +23,9 @@ Table = Annotated[Path, typer.Argument(metavar="FILE", help="A rank table.")]
 def push(
     file: Table,
     selection: options.NodeOptions,
-    to: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", callback=options.OfNodePath, help="Path on the nodes. Default: ~/NAME."),
-    ] = None,
+    to: str | None = option(
+        "Path on the nodes. Default: ~/NAME.", metavar="PATH", callback=options.OfNodePath
+    ),
     accept_new: options.AcceptNew = False,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
@@ -51,9 +51,7 @@ def push(
 def verify(
     file: Table,
     selection: options.NodeOptions,
-    at: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Path on the nodes. Default: ~/NAME.")
-    ] = None,
+    at: str | None = option("Path on the nodes. Default: ~/NAME.", metavar="PATH"),
     accept_new: options.AcceptNew = False,
     as_json: options.Json = False,
 ) -> None:

@@ -19,8 +19,10 @@ from clusterctl.cli.options import (
     checked_by,
     cluster_of,
     connected,
+    flag,
     has_inventory,
     one_of,
+    option,
 )
 from clusterctl.hostfile.formats import NAMES
 
@@ -118,18 +120,14 @@ class DeviceQuery:
 
     devices: Devices = None
     hardware: ForNew = None
-    skip_incomplete: Annotated[
-        bool, typer.Option("--skip-incomplete", help="Leave out devices without an address, with a warning.")
-    ] = False
+    skip_incomplete: bool = flag("Leave out devices without an address, with a warning.")
 
 
 def build(
     selection: NodeOptions,
     query: DeviceQuery,
     to: TableOutput,
-    plan: Annotated[
-        Path | None, typer.Option("--from", metavar="PLAN", help="Build from a plan file; contact no node.")
-    ] = None,
+    plan: Path | None = option("Build from a plan file; contact no node.", "--from", metavar="PLAN"),
     accept_new: AcceptNew = False,
 ) -> None:
     """Ask the nodes for the addresses of their devices and write one table for all nodes."""
@@ -190,14 +188,12 @@ def _as_reported(cluster: Cluster, connections: Connections) -> Cluster:
 def merge(
     files: Tables,
     to: TableOutput,
-    sort: Annotated[
-        str,
-        typer.Option(
-            callback=one_of(SORTS),
-            metavar="ORDER",
-            help="Order of the servers: given, address, name or inventory.",
-        ),
-    ] = "given",
+    sort: str = option(
+        "Order of the servers: given, address, name or inventory.",
+        default="given",
+        callback=one_of(SORTS),
+        metavar="ORDER",
+    ),
     cluster: ClusterFile = None,
     hardware: For = None,
 ) -> None:
@@ -214,21 +210,12 @@ def convert(
         Path, typer.Argument(metavar="FILE", help="A rank table in any form, a plan or a hostfile.")
     ],
     target: TableOutput,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FORMAT",
-            help=f"Format: 1.0, 1.2, plan, {NAMES}. Default: the version that HCCL reads.",
-        ),
-    ] = None,
-    facts: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A 1.2 table or a plan with the super-device ids."),
-    ] = None,
-    super_pod: Annotated[
-        str | None, typer.Option(metavar="ID", help="Put all servers in this super pod.")
-    ] = None,
-    lossy: Annotated[bool, typer.Option("--lossy", help="Leave out what the format cannot hold.")] = False,
+    to: str | None = option(
+        f"Format: 1.0, 1.2, plan, {NAMES}. Default: the version that HCCL reads.", metavar="FORMAT"
+    ),
+    facts: Path | None = option("A 1.2 table or a plan with the super-device ids.", metavar="FILE"),
+    super_pod: str | None = option("Put all servers in this super pod.", metavar="ID"),
+    lossy: bool = flag("Leave out what the format cannot hold."),
 ) -> None:
     """Convert a table to another version, a plan or a hostfile, and back. Refused if a required value is unknown; the
     message names it."""
@@ -256,10 +243,8 @@ def convert(
 def check(
     files: Tables,
     hardware: For = None,
-    same: Annotated[
-        bool, typer.Option("--same", help="Also check that all files are the same table.")
-    ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings too.")] = False,
+    same: bool = flag("Also check that all files are the same table."),
+    strict: bool = flag("Exit with 1 for warnings too."),
     json: Json = False,
 ) -> None:
     """List every rule of HCCL that a table breaks; exit with 1 if HCCL would refuse a table."""
@@ -290,12 +275,9 @@ MOST_RANKS = 256
 
 def show(
     file: Table,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WHAT", help="Show by rank or by server. Default: by server for more than 256 ranks."
-        ),
-    ] = None,
+    by: str | None = option(
+        "Show by rank or by server. Default: by server for more than 256 ranks.", metavar="WHAT"
+    ),
     json: Json = False,
 ) -> None:
     """Show a table: one line for each rank, or for each server of a large table."""
@@ -338,9 +320,7 @@ def _plain_table(columns: list[str], rows: list[list[str]]) -> str:
 def diff(
     left: Table,
     right: Table,
-    by: Annotated[
-        str, typer.Option(metavar="WHAT", help="Compare by rank, or by node (one line per server).")
-    ] = "rank",
+    by: str = option("Compare by rank, or by node (one line per server).", default="rank", metavar="WHAT"),
     json: Json = False,
 ) -> None:
     """Compare two tables rank by rank; exit with 1 if they differ. Key order and white space are ignored."""
@@ -374,13 +354,9 @@ def diff(
 def cut(
     file: Table,
     to: TableOutput,
-    nodes: Annotated[
-        str | None, typer.Option("--nodes", "-n", metavar="SET", help="Keep these servers.")
-    ] = None,
-    ranks: Annotated[
-        str | None, typer.Option(metavar="RANGE", help="Keep these ranks: '[0,16)' (16 is excluded).")
-    ] = None,
-    drop: Annotated[str | None, typer.Option(metavar="SET", help="Leave out these servers.")] = None,
+    nodes: str | None = option("Keep these servers.", "--nodes", "-n", metavar="SET"),
+    ranks: str | None = option("Keep these ranks: '[0,16)' (16 is excluded).", metavar="RANGE"),
+    drop: str | None = option("Leave out these servers.", metavar="SET"),
     cluster: ClusterFile = None,
 ) -> None:
     """Write a part of a table, with ranks numbered from 0. Name servers by server_id or by the inventory's names."""

@@ -106,15 +106,10 @@ Attempt = Annotated[
 def tail(
     chosen: LogOptions,
     *,
-    lines: Annotated[
-        int,
-        typer.Option(
-            "--lines", "-n", min=0, metavar="N", help="How many of the last lines of each stream to show."
-        ),
-    ] = 20,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Keep following until the run ends.")
-    ] = False,
+    lines: int = option(
+        "How many of the last lines of each stream to show.", "--lines", "-n", default=20, min=0, metavar="N"
+    ),
+    follow: bool = flag("Keep following until the run ends.", "--follow", "-f"),
 ) -> None:
     """Show the last lines of the logs of a run; -f keeps following."""
     from clusterctl.backends import backend as backends
@@ -178,18 +173,9 @@ def _await_nodes(run: RunDir) -> None:
 def show(
     chosen: LogOptions,
     *,
-    fold: Annotated[
-        bool,
-        typer.Option(
-            "--fold", help="Print equal lines once, with the ranks that wrote them. Default: all ranks."
-        ),
-    ] = False,
-    fuzzy: Annotated[
-        bool, typer.Option("--fuzzy", help="With --fold: treat lines that differ only in numbers as equal.")
-    ] = False,
-    tail: Annotated[
-        int | None, typer.Option("--tail", min=1, metavar="N", help="Show only the last N of the lines.")
-    ] = None,
+    fold: bool = flag("Print equal lines once, with the ranks that wrote them. Default: all ranks."),
+    fuzzy: bool = flag("With --fold: treat lines that differ only in numbers as equal."),
+    tail: int | None = option("Show only the last N of the lines.", min=1, metavar="N"),
     attempt: Attempt = None,
 ) -> None:
     """Show the logs of a run from the beginning, in the order of time."""

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.options import option
 from clusterctl.errors import UsageError
 
 Output = Annotated[
@@ -21,22 +22,10 @@ Output = Annotated[
 def report(
     run: options.RunName = "last",
     output: Output = None,
-    against: Annotated[
-        str | None,
-        typer.Option(metavar="RUN", help="Show how the configuration differs from this run."),
-    ] = None,
-    csv: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also write the steps and evaluations as CSV."),
-    ] = None,
-    wandb: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Also write an offline run of Weights & Biases there."),
-    ] = None,
-    mlflow: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Also write the run into an MLflow data base there."),
-    ] = None,
+    against: str | None = option("Show how the configuration differs from this run.", metavar="RUN"),
+    csv: Path | None = option("Also write the steps and evaluations as CSV.", metavar="FILE"),
+    wandb: Path | None = option("Also write an offline run of Weights & Biases there.", metavar="DIR"),
+    mlflow: Path | None = option("Also write the run into an MLflow data base there.", metavar="DIR"),
     *,
     force: options.Force = False,
     as_json: options.Json = False,
@@ -89,13 +78,10 @@ def compare(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN RUN...", help="Two or more runs; the first is the base.")
     ],
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the comparison as an HTML file.")
-    ] = None,
-    tolerance: Annotated[
-        float,
-        typer.Option(min=0.0, metavar="SHARE", help="Treat losses as equal within this share: 1e-6."),
-    ] = 0.0,
+    html: Path | None = option("Also write the comparison as an HTML file.", metavar="FILE"),
+    tolerance: float = option(
+        "Treat losses as equal within this share: 1e-6.", default=0.0, min=0.0, metavar="SHARE"
+    ),
     *,
     force: options.Force = False,
     as_json: options.Json = False,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.options import flag, option
 from clusterctl.errors import UsageError
 from clusterctl.text import escape_controls, plural, size
 
@@ -149,11 +150,9 @@ def _verdict(run: RunDir) -> str:
 def status(
     run: options.RunName = "last",
     *,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep updating until the run ends.")] = False,
-    every: Annotated[
-        float, typer.Option(min=0.2, metavar="SECONDS", help="Seconds between two updates.")
-    ] = EVERY,
-    ranks: Annotated[bool, typer.Option("--ranks", help="Show every rank, also of large runs.")] = False,
+    watch: bool = flag("Keep updating until the run ends.", "--watch", "-w"),
+    every: float = option("Seconds between two updates.", default=EVERY, min=0.2, metavar="SECONDS"),
+    ranks: bool = flag("Show every rank, also of large runs."),
     as_json: options.Json = False,
 ) -> None:
     """Show the live state of a run: phase, step, speed, last activity, ranks and events."""
@@ -249,12 +248,9 @@ def _drawn(*, on_screen: bool) -> Iterator[Live | None]:
 
 def stop(
     run: options.RunName,
-    grace: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0, metavar="SECONDS", help="Time for a last checkpoint. Default: `grace` of the job."
-        ),
-    ] = None,
+    grace: float | None = option(
+        "Time for a last checkpoint. Default: `grace` of the job.", min=0.0, metavar="SECONDS"
+    ),
     *,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,

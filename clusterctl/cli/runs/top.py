@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.options import flag
 from clusterctl.cli.runs.live_board import FRAME, LiveBoard
 from clusterctl.errors import UsageError
 
@@ -28,10 +29,8 @@ def top(
         typer.Argument(metavar="RUN", help="The run to begin with.", autocompletion=options.complete_runs),
     ] = "last",
     *,
-    once: Annotated[bool, typer.Option("--once", help="Print one screen and end.")] = False,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Use the simple screen even if Textual is installed.")
-    ] = False,
+    once: bool = flag("Print one screen and end."),
+    plain: bool = flag("Use the simple screen even if Textual is installed."),
 ) -> None:
     """Watch runs and ranks on a live screen: phase, step, loss, speed, stragglers, and the log of a rank. Press ? there
     for the keys. Without a terminal one screen is printed."""
