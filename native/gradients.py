@@ -52,8 +52,11 @@ def rotary_op(register: Op, compute: Op) -> Op:
 
 def rotated_shapes(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     """Return empty tensors with memory order (batch, rows, heads, dim)."""
-    first, second = (x.new_empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k))
-    return first, second
+    made = []
+    for x in (q, k):
+        heads, rows, dim = x.shape[1:]
+        made.append(x.new_empty_strided(x.shape, (rows * heads * dim, dim, heads * dim, 1)))
+    return made[0], made[1]
 
 
 # ---- cross_entropy
@@ -241,7 +244,7 @@ def _norm_op(register: Op, forward: Op, backward: Op, centre: bool) -> Op:
         # The first input is torch's set of dispatch keys.
         learned = any(ctx.needs_input_grad[3:5])
         own, sums = back(upstream, of_total, *ctx.saved_tensors, learned, ctx.biased)
-        of_weight, of_bias = (*sums.to(ctx.type), None, None)[:2]
+        of_weight, of_bias = (*sums.to(ctx.type).unbind(), None, None)[:2]
         return own, own if ctx.summed else None, of_weight, of_bias, None
 
     name = "layer_norm" if centre else "rms_norm"

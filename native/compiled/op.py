@@ -19,9 +19,10 @@ from native.fallback import report_fallback
 # The endings of the names of kernels.
 SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
+# Others, such as the compiler's, need the dispatcher.
+PLAIN = (Tensor, torch.nn.Parameter)
+
 _BELOW = torch._C._after_autograd_keyset
-# torch before 2.8 does not have this.
-_any_requires_grad: Callable[..., bool] | None = getattr(torch._C, "_any_requires_grad", None)
 # torch removes the ops when the library object is deleted, so keep it as long as this module.
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
@@ -32,14 +33,17 @@ def register(
     results: Callable[..., Any],
     keep: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
+    *,
     devices: Sequence[str] = ("CPU",),
+    straight: bool = False,
 ) -> Callable[..., Any]:
     """Register the op that `schema` declares; return it.
 
     kernel: computes the op on each of `devices`, which are torch's dispatch keys. results: returns empty tensors with
     the shapes of the results. keep(ctx, inputs, output): saves tensors for `backward(ctx, *gradients)`, which returns
     the gradients of the inputs; a gradient is None for a result that the loss does not depend on. An op without
-    `backward` has no gradient.
+    `backward` has no gradient. straight: plain tensors reach the kernel without torch's dispatcher, which takes 10 to
+    20 us to come back to Python; profilers then show the kernel alone.
     """
     name = schema.partition("(")[0]
     qualified = f"{NAMESPACE}::{name}"
@@ -48,9 +52,17 @@ def register(
         _LIBRARY.impl(name, kernel, device)
     torch.library.register_fake(qualified, results, lib=_LIBRARY)
     op: Callable[..., Any] = getattr(getattr(torch.ops, NAMESPACE), name).default
+    run = None
     if keep is not None and backward is not None:
-        _LIBRARY.impl(name, _with_gradient(op, kernel, keep, backward, devices), "Autograd", with_keyset=True)
-    return op
+        run = _with_gradient(op, kernel, keep, backward, devices)
+        _LIBRARY.impl(name, run, "Autograd", with_keyset=True)
+
+    def call(*arguments: Any) -> Any:
+        if torch.compiler.is_compiling() or type(arguments[0]) not in PLAIN:
+            return op(*arguments)
+        return kernel(*arguments) if run is None else run(None, *arguments)
+
+    return call if straight else op
 
 
 def _with_gradient(
@@ -65,14 +77,12 @@ def _with_gradient(
     It does the same as `torch.library.register_autograd`, which takes 4 us more per call: this function does not use
     torch's dispatcher a second time to find the kernel for plain tensors.
     """
-    requires_grad = _any_requires_grad or _one_requires_grad
     direct = tuple(getattr(torch._C.DispatchKey, device) for device in devices)
 
     def compute(keyset: Any, arguments: tuple[Any, ...]) -> Any:
-        rest = keyset & _BELOW
-        if rest.highestPriorityTypeId() in direct:
+        if keyset is None or (keyset & _BELOW).highestPriorityTypeId() in direct:
             return kernel(*arguments)
-        return op.redispatch(rest, *arguments)
+        return op.redispatch(keyset & _BELOW, *arguments)
 
     class Function(torch.autograd.Function):
         @staticmethod
@@ -90,17 +100,12 @@ def _with_gradient(
             return (None, *found) if isinstance(found, tuple) else (None, found)
 
     def run(keyset: Any, *arguments: Any) -> Any:
-        if torch.is_grad_enabled() and requires_grad(*arguments):
+        if torch.is_grad_enabled():
             return Function.apply(keyset, *arguments)  # type: ignore[no-untyped-call]
         with torch._C._AutoDispatchBelowAutograd():
             return compute(keyset, arguments)
 
     return run
-
-
-def _one_requires_grad(*arguments: Any) -> bool:
-    """Return whether one of the arguments is a tensor that requires a gradient."""
-    return any(isinstance(each, Tensor) and each.requires_grad for each in arguments)
 
 
 def computes(op: str, *tensors: Tensor) -> bool:

@@ -58,22 +58,9 @@ def _probe() -> None:
 _PROBE = jit(_probe)
 
 
-def register(
-    schema: str,
-    kernel: Callable[..., Any],
-    results: Callable[..., Any],
-    keep: Callable[..., None] | None = None,
-    backward: Callable[..., Any] | None = None,
-) -> Callable[..., Any]:
+def register(schema: str, *parts: Callable[..., Any]) -> Callable[..., Any]:
     """Register an op with torch under `cuda_` and its name; on CPU tensors the interpreter runs it."""
-    op = register_op(f"cuda_{schema}", kernel, results, keep, backward, ("CUDA", "CPU"))
-
-    def call(*arguments: Any) -> Any:
-        # In generation, torch's dispatcher only takes 12 us to come back here.
-        direct = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
-        return kernel(*arguments) if direct else op(*arguments)
-
-    return call
+    return register_op(f"cuda_{schema}", *parts, devices=("CUDA", "CPU"), straight=True)
 
 
 def interpreted() -> bool:
@@ -128,13 +115,18 @@ def on_device(x: Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device_of(x)
 
 
-def rows_of(x: Tensor) -> Tensor:
-    """Return `x` as (rows, width) with contiguous columns; it is copied only if its layout needs it.
+def rows_of(x: Tensor) -> tuple[Tensor, int, int, int]:
+    """Return `x` as rows of contiguous columns, their number, their width, and how far they are apart.
 
-    Rows may be apart, such as those of one half of a wider tensor.
+    It is copied only if its layout needs it: rows may be apart, such as those of one half of a wider tensor.
     """
-    flat = x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty(0, x.shape[-1])
-    return flat if flat.stride(-1) == 1 or flat.shape[-1] == 1 else flat.contiguous()
+    width = x.shape[-1]
+    rows = x.numel() // max(1, width)
+    if x.is_contiguous():
+        return x, rows, width, width
+    flat = x.reshape(-1, width)
+    flat = flat if flat.stride(-1) == 1 or width == 1 else flat.contiguous()
+    return flat, rows, width, flat.stride(0)
 
 
 @functools.cache

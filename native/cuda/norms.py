@@ -56,7 +56,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5)
 @jit
 def _normalise(
     x_at: tl.tensor, residual_at: tl.tensor, weight_at: tl.tensor, bias_at: tl.tensor, out_at: tl.tensor,
-    total_at: tl.tensor, means_at: tl.tensor, inverses_at: tl.tensor, rows: tl.tensor, width: tl.tensor,
+    total_at: tl.tensor, facts_at: tl.tensor, rows: tl.tensor, width: tl.tensor,
     x_stride: tl.tensor, residual_stride: tl.tensor, eps: tl.tensor, CENTRE: tl.constexpr,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -73,10 +73,11 @@ def _normalise(
     x = x.to(tl.float32)
     if CENTRE:
         mean = tl.sum(x, 1) / width
-        tl.store(means_at + row, mean, row < rows)
+        tl.store(facts_at + row, mean, row < rows)
+        facts_at += rows
         x = tl.where(inside, x - mean[:, None], 0.0)
     inverse = tl.rsqrt(tl.sum(x * x, 1) / width + eps)
-    tl.store(inverses_at + row, inverse, row < rows)
+    tl.store(facts_at + row, inverse, row < rows)
     weight = tl.load(weight_at + column, column < width, 0.0).to(tl.float32)
     out = x * inverse[:, None] * weight[None, :]
     if BIAS:
@@ -87,11 +88,12 @@ def _normalise(
 @jit
 def _derive(
     upstream_at: tl.tensor, extra_at: tl.tensor, x_at: tl.tensor, weight_at: tl.tensor,
-    means_at: tl.tensor, inverses_at: tl.tensor, out_at: tl.tensor, weight_sums_at: tl.tensor,
-    bias_sums_at: tl.tensor, rows: tl.tensor, width: tl.tensor, upstream_stride: tl.tensor,
-    x_stride: tl.tensor, piece: tl.tensor, CENTRE: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr,
+    facts_at: tl.tensor, out_at: tl.tensor, sums_at: tl.tensor, rows: tl.tensor, width: tl.tensor,
+    upstream_stride: tl.tensor, x_stride: tl.tensor, piece: tl.tensor,
+    CENTRE: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr,
     SUMS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
+    inverses_at = facts_at + rows if CENTRE else facts_at
     program = tl.program_id(0).to(tl.int64)
     first = program * piece
     last = tl.minimum(first + piece, rows)
@@ -108,7 +110,7 @@ def _derive(
         x = tl.load(x_at + row[:, None] * x_stride + column[None, :], inside, 0.0).to(tl.float32)
         inverse = tl.load(inverses_at + row, row < last, 0.0)[:, None]
         if CENTRE:
-            x = tl.where(inside, x - tl.load(means_at + row, row < last, 0.0)[:, None], 0.0)
+            x = tl.where(inside, x - tl.load(facts_at + row, row < last, 0.0)[:, None], 0.0)
         normal = x * inverse
         if SUMS:
             weight_sums += slope * normal
@@ -124,18 +126,20 @@ def _derive(
             out += tl.load(extra_at + at[:, None] + column[None, :], inside, 0.0).to(tl.float32)
         tl.store(out_at + at[:, None] + column[None, :], out.to(out_at.dtype.element_ty), inside)
     if SUMS:
-        tl.store(weight_sums_at + program * width + column, tl.sum(weight_sums, 0), column < width)
+        sums_at += program * width
+        tl.store(sums_at + column, tl.sum(weight_sums, 0), column < width)
         if BIAS:
-            tl.store(bias_sums_at + program * width + column, tl.sum(bias_sums, 0), column < width)
+            sums_at += tl.num_programs(0) * width
+            tl.store(sums_at + column, tl.sum(bias_sums, 0), column < width)
 
 
 @jit
 def _sum_columns(
-    upstream_at: tl.tensor, x_at: tl.tensor, means_at: tl.tensor, inverses_at: tl.tensor,
-    weight_sums_at: tl.tensor, bias_sums_at: tl.tensor, rows: tl.tensor, width: tl.tensor,
-    upstream_stride: tl.tensor, x_stride: tl.tensor, piece: tl.tensor, CENTRE: tl.constexpr,
+    upstream_at: tl.tensor, x_at: tl.tensor, facts_at: tl.tensor, sums_at: tl.tensor, rows: tl.tensor,
+    width: tl.tensor, upstream_stride: tl.tensor, x_stride: tl.tensor, piece: tl.tensor, CENTRE: tl.constexpr,
     BIAS: tl.constexpr, WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
+    inverses_at = facts_at + rows if CENTRE else facts_at
     program = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = column < width
@@ -145,12 +149,13 @@ def _sum_columns(
         slope = tl.load(upstream_at + row * upstream_stride + column, inside, 0.0).to(tl.float32)
         x = tl.load(x_at + row * x_stride + column, inside, 0.0).to(tl.float32)
         if CENTRE:
-            x -= tl.load(means_at + row)
+            x -= tl.load(facts_at + row)
         weight_sums += slope * (x * tl.load(inverses_at + row))
         bias_sums += slope
-    tl.store(weight_sums_at + program * width + column, weight_sums, inside)
+    sums_at += program * width
+    tl.store(sums_at + column, weight_sums, inside)
     if BIAS:
-        tl.store(bias_sums_at + program * width + column, bias_sums, inside)
+        tl.store(sums_at + tl.num_programs(0) * width + column, bias_sums, inside)
 
 
 def _forward(
@@ -163,9 +168,8 @@ def _forward(
     centre: bool,
 ) -> None:
     out, total, facts = made
-    flat = rows_of(x)
-    other = flat if residual is None else rows_of(residual)
-    rows, width = flat.shape
+    flat, rows, width, stride = rows_of(x)
+    other, _, _, apart = rows_of(x if residual is None else residual)
     wide, blocks = width_of(width), blocks_for(x)
     held = blocks.rows(wide)
     if rows and width:
@@ -177,12 +181,11 @@ def _forward(
                 weight if bias is None else bias.contiguous(),
                 out,
                 out if residual is None else total,
-                facts[0],
-                facts[-1],
+                facts,
                 rows,
                 width,
-                flat.stride(0),
-                other.stride(0),
+                stride,
+                apart,
                 eps,
                 CENTRE=centre,
                 BIAS=bias is not None,
@@ -203,8 +206,8 @@ def _backward(
     biased: bool,
     centre: bool,
 ) -> tuple[Tensor, Tensor]:
-    flat, slopes = rows_of(x), rows_of(upstream)
-    rows, width = flat.shape
+    flat, rows, width, stride = rows_of(x)
+    slopes, _, _, apart = rows_of(upstream)
     wide, blocks = width_of(width), blocks_for(x)
     held = blocks.rows(wide)
     piece = -(-max(1, rows) // blocks.pieces)
@@ -212,7 +215,7 @@ def _backward(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     sums = torch.empty(2 if biased else 1, pieces, width, dtype=torch.float32, device=x.device)
     at_once = wide <= blocks.widest_sums
-    shape = (rows, width, slopes.stride(0), flat.stride(0), piece)
+    shape = (rows, width, apart, stride, piece)
     # Without rows there are no pieces, whose sum is 0.
     if rows and width:
         with on_device(x):
@@ -221,11 +224,9 @@ def _backward(
                 out if of_total is None else of_total.contiguous(),
                 flat,
                 weight.contiguous(),
-                facts[0],
-                facts[-1],
+                facts,
                 out,
-                sums[0],
-                sums[-1],
+                sums,
                 *shape,
                 CENTRE=centre,
                 BIAS=biased,
@@ -236,9 +237,10 @@ def _backward(
                 num_warps=blocks.warps(held * wide),
             )
             if not at_once:
-                given = (slopes, flat, facts[0], facts[-1], sums[0], sums[-1])
                 grid = (pieces, -(-width // blocks.flat))
-                _sum_columns[grid](*given, *shape, CENTRE=centre, BIAS=biased, WIDTH=blocks.flat)
+                _sum_columns[grid](
+                    slopes, flat, facts, sums, *shape, CENTRE=centre, BIAS=biased, WIDTH=blocks.flat
+                )
     return out, sums.sum(1) if learned else x.new_empty(0, dtype=torch.float32)
 
 

@@ -51,15 +51,18 @@ def test_a_compiled_model_has_one_graph_and_the_same_bits(case: cases.Case) -> N
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
-@pytest.mark.parametrize("op", ["add_layer_norm", "gelu"])
-def test_generation_computes_the_same_bits_without_torchs_dispatcher(op: str) -> None:
+@pytest.mark.parametrize("op", ["add_layer_norm", "gelu", "rotary"])
+def test_plain_tensors_give_the_same_bits_without_torchs_dispatcher(
+    op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = next(case for case in SMALL if case.op == op)
-    inputs = tuple(x.detach() for x in case.inputs())
-    right = of_cuda(case)(*inputs, **case.arguments)
-    with torch.inference_mode(), Recorder() as recorder:
-        found = of_cuda(case)(*inputs, **case.arguments)
+    inputs = case.inputs()
+    with Recorder() as recorder:
+        found = cases.run(case, of_cuda(case), inputs)
     assert not recorder.calls
-    pairs = zip(found, right, strict=True) if isinstance(right, tuple) else [(found, right)]
+    monkeypatch.setattr("native.compiled.op.PLAIN", ())
+    right = cases.run(case, of_cuda(case), inputs)
+    pairs = zip((found.value, *found.gradients), (right.value, *right.gradients), strict=True)
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
@@ -69,6 +72,7 @@ def test_every_op_of_forward_and_backward_passes_torchs_check_and_has_its_shapes
 ) -> None:
     # Only torch.compile takes the op that leaves the logits as they are.
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: case.op == "cross_entropy")
+    monkeypatch.setattr("native.compiled.op.PLAIN", ())
     with Recorder() as recorder:
         cases.run(case, of_cuda(case), case.inputs())
     monkeypatch.undo()
