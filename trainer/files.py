@@ -81,10 +81,16 @@ def sync(path: Path) -> None:
 def sha256(path: Path) -> str:
     """Return the hex digest of a file."""
     digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while piece := stream.read(1 << 20):
-            digest.update(piece)
+    for block in blocks(path):
+        digest.update(block)
     return digest.hexdigest()
+
+
+def blocks(path: Path, size: int = 1 << 20) -> Iterator[bytes]:
+    """Yield the bytes of a file, `size` at a time."""
+    with path.open("rb") as stream:
+        while block := stream.read(size):
+            yield block
 
 
 def texts(data: bytes, key: str) -> Iterator[tuple[int, str | bytes]]:

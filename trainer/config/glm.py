@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.wire.fields import setting
-
-if TYPE_CHECKING:
-    pass
 
 # Number of GLM's special tokens (sop, eop, ENC, the masks, ...), whose ids follow the vocabulary of the text.
 SPECIAL_TOKENS = 9

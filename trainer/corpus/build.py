@@ -21,8 +21,11 @@ from trainer.corpus.dedup import drop_duplicates
 from trainer.corpus.indexed import (
     bin_path,
     idx_path,
+    load_manifest,
+    manifest_path,
     token_type,
     write_index,
+    write_manifest,
 )
 from trainer.corpus.inputs import (
     PART_BYTES,
@@ -31,7 +34,6 @@ from trainer.corpus.inputs import (
     Reader,
     find_inputs,
 )
-from trainer.corpus.manifest import load_manifest, manifest_path, write_manifest
 from trainer.corpus.open import STDIN
 from trainer.corpus.pool import make_all
 from trainer.corpus.store import (

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import glob
 import hashlib
+import json
 import os
 import shutil
 import struct
@@ -22,8 +23,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterctl.wire.pair import Manifest
+from clusterctl.wire.pair import read_manifest as manifest_of
 from trainer.errors import DataError
-from trainer.files import sha256, sync
+from trainer.files import replace_file, sha256, sync
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
@@ -56,6 +59,24 @@ def bin_path(prefix: Path) -> Path:
 
 def idx_path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".idx")
+
+
+def manifest_path(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + ".manifest.json")
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    replace_file(path, json.dumps(manifest.as_json(), indent=2, ensure_ascii=False).encode() + b"\n")
+
+
+def load_manifest(path: Path) -> Manifest | None:
+    """Return the manifest in a file, or None without one; raise ValueError for a file that is no manifest."""
+    try:
+        return manifest_of(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ValueError(f"not a manifest: {error}") from None
 
 
 # -- reading ------------------------------------------------------------------------------------------------

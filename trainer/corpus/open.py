@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from clusterctl.wire.pair import InputRecord
 from trainer.env import install_command
 from trainer.errors import DataError
+from trainer.files import blocks
 
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 STDIN = "-"
@@ -131,7 +132,6 @@ def stamp(name: str) -> tuple[int, int] | None:
 
 def hash_whole(path: Path, seen: InputDigest) -> None:
     """Read a whole file to hash it."""
-    with path.open("rb") as stream:
-        while piece := stream.read(1 << 20):
-            seen.digest.update(piece)
-            seen.bytes += len(piece)
+    for block in blocks(path):
+        seen.digest.update(block)
+        seen.bytes += len(block)

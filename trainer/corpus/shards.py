@@ -21,9 +21,10 @@ from trainer.corpus.indexed import (
     Writer,
     bin_path,
     idx_path,
+    manifest_path,
     open_corpus,
+    write_manifest,
 )
-from trainer.corpus.manifest import manifest_path, write_manifest
 from trainer.corpus.store import BAD_KEPT, hashes_path
 from trainer.corpus.verify import read_manifest
 from trainer.errors import DataError

@@ -16,7 +16,6 @@ import shutil
 import socket
 import zlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,14 +25,13 @@ from numpy.typing import NDArray
 
 from clusterctl.wire.data_requests import Recipe
 from clusterctl.wire.typed_json import decode, parse
-from trainer.corpus.manifest import manifest_path
+from trainer.corpus.indexed import manifest_path
 from trainer.corpus.worker import EncodedPart
 from trainer.errors import DataError
-from trainer.files import replace_file, sync
+from trainer.files import replace_file, sync, write_whole
 
 SPOOLS = ("bin", "lengths", "marks", "hashes")
 LOCK, PLAN, JOURNAL, MANIFEST = "lock", "plan.json", "journal", "manifest.json"
-READ_AT_ONCE = 1 << 24
 # Descriptions of bad lines that a build keeps; all bad lines are counted.
 BAD_KEPT = 100
 
@@ -210,10 +208,10 @@ class Store:
             "hashes": made.hashes,
         }
         for name, data in added.items():
-            _write(self._files[name], data)
+            write_whole(self._files[name].fileno(), data)
         sizes = {name: self._sizes[name] + len(data) for name, data in added.items()}
         entry = JournalEntry(made.number, made.mark, sizes, _crc(added), made.facts, tuple(made.bad))
-        _write(self._journal, json.dumps(asdict(entry)).encode() + b"\n")
+        write_whole(self._journal.fileno(), json.dumps(asdict(entry)).encode() + b"\n")
         self._account(entry, added["bin"])
 
     def _account(self, entry: JournalEntry, tokens: bytes) -> None:
@@ -255,20 +253,6 @@ def _crc(added: dict[str, bytes]) -> int:
     for name in SPOOLS:
         crc = zlib.crc32(added[name], crc)
     return crc
-
-
-def _write(file: BinaryIO, data: bytes) -> None:
-    """Write all bytes: a full disk accepts part of a write before it refuses the next one."""
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
-
-
-def pieces(path: Path) -> Iterator[bytes]:
-    """Yield the bytes of a file in blocks."""
-    with path.open("rb") as file:
-        while data := file.read(READ_AT_ONCE):
-            yield data
 
 
 def put_in_place(folder: Path, prefix: Path) -> None:

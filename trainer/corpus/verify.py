@@ -17,15 +17,16 @@ from trainer.corpus.indexed import (
     Index,
     bin_path,
     idx_path,
+    load_manifest,
     look,
+    manifest_path,
     read_index,
     switch,
     write_index,
 )
-from trainer.corpus.manifest import load_manifest, manifest_path
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import DataError
-from trainer.files import link_or_copy, sha256
+from trainer.files import blocks, link_or_copy, sha256
 from trainer.side_files import TOKENIZER
 
 TOKENS_AT_ONCE = 1 << 22
@@ -187,9 +188,8 @@ def recorded_largest_id(prefix: Path, bytes_of_tokens: int) -> int | None:
 
 
 def token_pieces(binary: Path, dtype: np.dtype[Any]) -> Iterator[NDArray[Any]]:
-    with binary.open("rb") as stream:
-        while data := stream.read(TOKENS_AT_ONCE * dtype.itemsize):
-            yield np.frombuffer(data[: len(data) // dtype.itemsize * dtype.itemsize], dtype)
+    for block in blocks(binary, TOKENS_AT_ONCE * dtype.itemsize):
+        yield np.frombuffer(block, dtype, len(block) // dtype.itemsize)
 
 
 def _ids_outside(prefix: Path, low: int, largest: int, vocab: int | None) -> Iterator[Finding]:

@@ -117,13 +117,8 @@ def _ranges(
     )
 
 
-def parameters_of(config: TrainConfig, layout: Layout, stage: int) -> int:
-    """Return the parameters of one rank of a stage; with a tied token table the last stage has its own copy."""
-    return sizes_of(config, layout, stage).all
-
-
 def sizes_of(config: TrainConfig, layout: Layout, stage: int) -> Sizes:
-    """Return the parameters of one rank of a stage, by part."""
+    """Return the parameters of a rank, by part; with a tied token table the last stage has its own copy."""
     model, tensor = config.model, layout.tensor
     cut = model.divided_parameters()
     layer = cut // tensor + model.layer_parameters() - cut

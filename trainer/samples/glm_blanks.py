@@ -24,7 +24,6 @@ from trainer.samples.glm_windows import (
     stacked,
 )
 
-MODES = ("words", "sentences", "rest")
 # Spans of words are shorter than this.
 LONGEST_SPAN = 40
 # Separates the random choices of a row from those of the sample that it is made of.

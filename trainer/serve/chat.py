@@ -16,8 +16,7 @@ from trainer.generate.request import Request
 from trainer.generate.sampling import Drawn, Sampling
 from trainer.serve.completions import reason_of, token_text
 from trainer.serve.faults import ApiError, Fields, refused
-from trainer.serve.merge import merged
-from trainer.serve.runner import Stream
+from trainer.serve.runner import Stream, merged
 from trainer.serve.sampling_fields import IGNORED, check_model, count_of, sampling_of, stream_of
 from trainer.serve.service import Service, new_id
 

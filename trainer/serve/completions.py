@@ -14,8 +14,7 @@ from trainer.generate.decoder import Decoder, Text
 from trainer.generate.request import End, Request
 from trainer.generate.sampling import Drawn, Sampling
 from trainer.serve.faults import Fields, refused
-from trainer.serve.merge import merged
-from trainer.serve.runner import Stream
+from trainer.serve.runner import Stream, merged
 from trainer.serve.sampling_fields import IGNORED, MOST_TEXTS, check_model, count_of, sampling_of, stream_of
 from trainer.serve.service import Service, new_id
 

@@ -85,6 +85,3 @@ class LabelledData(ChatData):
 
     def order(self, name: str, seed: int | None) -> LabelledSamples:
         return LabelledSamples(self.examples(name), seed, self.glm)
-
-    def samples(self, name: str) -> int:
-        return len(self.order(name, None))

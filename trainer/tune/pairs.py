@@ -66,9 +66,6 @@ class PairData(ChatData):
     def order(self, name: str, seed: int | None) -> PairSamples:
         return PairSamples(self.examples(name), seed)
 
-    def samples(self, name: str) -> int:
-        return len(self.order(name, None))
-
 
 def _common(chosen: object, rejected: object) -> tuple[object, object, object]:
     """Return the messages at the beginning of both conversations, and the rest of each."""

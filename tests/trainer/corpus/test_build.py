@@ -20,8 +20,7 @@ import pytest
 from clusterctl.wire.data_requests import BuildRequest, Recipe
 from tests.support.building import SAYINGS, built, pair_bytes, small_tokenizer, texts_in, verb, write_lines
 from trainer.corpus.documents import sentences
-from trainer.corpus.indexed import Writer, open_corpus
-from trainer.corpus.manifest import manifest_path
+from trainer.corpus.indexed import Writer, manifest_path, open_corpus
 from trainer.corpus.store import work_folder
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import DataError, DataFailed

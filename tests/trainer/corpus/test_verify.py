@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from tests.support.building import SAYINGS, built, pair_bytes, small_tokenizer, verb, write_lines
-from trainer.corpus.indexed import Writer, open_corpus
+from trainer.corpus.indexed import Writer, manifest_path, open_corpus
 from trainer.corpus.info import Epochs, describe, histogram, token_count
-from trainer.corpus.manifest import manifest_path
 from trainer.corpus.shards import merge, shard_name, split
 from trainer.corpus.tokenizer import Tokenizer, single_file, train_tokenizer
 from trainer.corpus.verify import other_tokenizer, repair, verify

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.corpus.indexed import Writer, bin_path
-from trainer.corpus.manifest import manifest_path
+from trainer.corpus.indexed import Writer, bin_path, manifest_path
 from trainer.errors import DataError
 from trainer.model.token_ids import check_token_ids
 

@@ -33,7 +33,7 @@ from trainer.parallel.tensor import Parallel
 from trainer.plan import activations as kept
 from trainer.plan import memory
 from trainer.plan.hardware import CPU_LEVELS
-from trainer.plan.memory import attention_core, parameters_of, stages
+from trainer.plan.memory import attention_core, sizes_of, stages
 from trainer.plan.resolve import try_config
 
 # The counts are those of the compiled kernels.
@@ -212,7 +212,7 @@ def test_every_number_of_the_model_is_on_some_rank(tensor: int, pipeline: int) -
     config = config_of(
         {"model": "gpt2-345M", "micro_batch": 1, "global_batch": 8, "parallel": parallel}, world
     )
-    found = sum(parameters_of(config, Layout(1, tensor, pipeline), stage) for stage in range(pipeline))
+    found = sum(sizes_of(config, Layout(1, tensor, pipeline), stage).all for stage in range(pipeline))
     table = model.padded(tensor) // tensor * model.hidden
     twice = table if pipeline > 1 else 0
     whole = model.layers * 6 * model.hidden + 2 * model.hidden + model.sequence * model.hidden

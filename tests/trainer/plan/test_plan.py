@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from clusterctl.wire.pair import FileRecord, Manifest
-from trainer.corpus.indexed import Writer, open_corpus
-from trainer.corpus.manifest import manifest_path, write_manifest
+from trainer.corpus.indexed import Writer, manifest_path, open_corpus, write_manifest
 from trainer.plan.summary import check
 
 Make = Callable[..., dict[str, Any]]

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from trainer.config.data import DataConfig, Source
-from trainer.corpus.indexed import Writer, bin_path, idx_path, write_index
-from trainer.corpus.manifest import manifest_path
+from trainer.corpus.indexed import Writer, bin_path, idx_path, manifest_path, write_index
 from trainer.errors import DataError
 from trainer.samples.cache import IndexCache
 from trainer.samples.dataset import Batches, Data, Share
