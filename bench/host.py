@@ -114,7 +114,7 @@ class Decoder:
     def __init__(self, config: ModelConfig, texts: int, device: Suppressed, captures: bool) -> None:
         read = reader_of(GPT(config, native.choose("cpu", "reference"), seed=None))
         network = DeviceNetwork(device_network(config, read, "bf16", PAGES, device), device)
-        network.captures = captures
+        network.captures &= captures
         orders = [(ids, 50) for ids in prompts(texts, 3, config.vocab)]
         self.batcher, _ = submitted(network, orders, time.perf_counter, PAGES)
         self.step()

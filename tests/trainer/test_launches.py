@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -65,6 +66,13 @@ def test_a_token_waits_once_and_starts_so_many_launches_for_any_number_of_texts(
         captured = token_calls(config_of(shape, 1).model, texts, True)
         assert captured.launches.total() == graph and captured.launches["graph"] == 1, captured
         assert few.waits.total() == captured.waits.total() == 1
+
+
+@pytest.mark.parametrize("capacity", [0.0, 1.25])
+def test_a_captured_token_of_a_model_with_experts_is_one_launch(capacity: float) -> None:
+    config = replace(config_of("Llama", 1).model, experts=4, top_k=2, capacity=capacity)
+    found = token_calls(config, 3, True)
+    assert found.launches.total() == 3 and found.launches["graph"] == 1 and found.waits == ONE_WAIT, found
 
 
 @pytest.mark.parametrize("shape", PASSES)

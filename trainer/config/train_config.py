@@ -151,8 +151,6 @@ class TrainConfig:
             "tensor or context parallel ranks exchange within a block": max(parallel.tensor, parallel.context)
             > 1,
             f"zero is {self.zero}, which gathers the weights of a block": self.zero >= 2,
-            "with a capacity, the number of rows that experts compute varies": self.model.experts > 0
-            and self.model.capacity > 0,
         }
         return next((fault for fault, is_given in faults.items() if is_given), "")
 
@@ -167,8 +165,6 @@ class TrainConfig:
             )
             > 1,
             f"zero is {self.zero}, which gathers weights within a micro-batch": self.zero >= 2,
-            "with a capacity, the number of rows that experts compute varies": self.model.experts > 0
-            and self.model.capacity > 0,
             "samples of a GLM vary in length": self.model.kind == "glm",
             "samples of a task vary in length": bool(self.tune.task),
             "recomputation draws the masks of dropout again": bool(drops) and self.recompute.mode != "none",

@@ -74,8 +74,8 @@ class DeviceNetwork(Network):
         self.device = device
         # NPUs have no fp64 to add up probabilities.
         self.draws = device.kind != "npu"
-        # Experts ask for the number of their rows, and an NPU's attention needs lengths on the host.
-        self.captures = device.kind == "cuda" and not own.config.experts
+        # An NPU's attention needs lengths on the host.
+        self.captures = device.kind == "cuda"
         self.pool = device.graph_pool() if self.captures else None
         self.steps: dict[tuple[int, int], Captured] = {}
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -77,7 +76,8 @@ class Experts(nn.Module):
         own = chosen.view(batch, -1, self.config.top_k)
         everyone = parallel.gather(own) if divided else own
         most = math.ceil(self.config.capacity * everyone.numel() / self.config.experts)
-        marks = F.one_hot(everyone.flatten(), self.config.experts)
+        # On a CPU and on an NPU, F.one_hot gives the smallest index to the host.
+        marks = everyone.reshape(-1, 1) == torch.arange(self.config.experts, device=chosen.device)
         before = (marks.cumsum(0) * marks).sum(-1).view(everyone.shape)
         fits = (before <= most).float()
         if divided:
@@ -88,8 +88,8 @@ class Experts(nn.Module):
         """Return the results of all ranks' experts for all tokens."""
         tokens, weights = self.parallel.enter(tokens), self.parallel.enter(weights)
         experts, first = chosen.flatten(), self.own * self.parallel.rank
-        if self.parallel.size == 1 and not self.config.capacity:
-            # Every choice is computed, so the host need not know how many there are.
+        if self.parallel.size == 1:
+            # Every choice is computed, also without weight, so the host need not know how many there are.
             places = torch.argsort(experts, stable=True)
         else:
             mine = (experts >= first) & (experts < first + self.own) & (weights.flatten() > 0)

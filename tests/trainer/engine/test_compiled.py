@@ -148,7 +148,6 @@ def test_a_pipeline_compiles_its_blocks_and_a_restart_finds_them(
 @pytest.mark.parametrize(
     ("changes", "world", "reason"),
     [
-        ({"model": {**SHAPE, "experts": 4, "top_k": 2, "capacity": 1.5}}, 1, "with a capacity"),
         ({"parallel": {"tensor": 2}}, 2, "parallel ranks exchange"),
         ({"zero": 3}, 2, "zero is 3"),
         ({"hardware": {"kind": "npu"}}, 1, "for an NPU"),
