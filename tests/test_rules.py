@@ -575,14 +575,20 @@ def test_the_names_of_the_seam_are_spelled_once() -> None:
             assert not strings(path) & prefixed, f"{named(path)} spells a name of the seam"
 
 
-# Modules of the trainer with names of attention's parts: its keys, sizes and layer, and its names in other programs.
-MOST_ON_ATTENTION = 16
+# How many modules of the trainer have the names of a unit's parts: attention's keys, sizes, layer and names in other
+# programs; who uses or names a kind of norm, or the router of experts.
+UNITS = {
+    "attention": (r"qkv|head_size|query_groups", 16),
+    "norm": (r"(config|model)\.norm import|\.norm [!=]= |\bnorm=\"", 11),
+    "router": (r"(config|model)\.router import", 2),
+}
 
 
-def test_few_modules_know_how_attention_is_built() -> None:
-    parts = re.compile(r"qkv|head_size|query_groups")
-    found = [named(path) for path in sources("trainer") if parts.search(path.read_text(encoding="utf-8"))]
-    assert len(found) <= MOST_ON_ATTENTION, found
+@pytest.mark.parametrize("unit", UNITS)
+def test_few_modules_know_how_a_unit_is_built(unit: str) -> None:
+    parts, most = UNITS[unit]
+    found = [named(path) for path in sources("trainer") if re.search(parts, path.read_text(encoding="utf-8"))]
+    assert len(found) <= most, found
 
 
 @pytest.mark.parametrize("path", ON_NODES, ids=lambda path: path.stem)
