@@ -107,8 +107,9 @@ def test_a_dataclass_of_options_is_one_parameter_of_the_function_and_many_of_the
     assert [(one.name, one.default) for one in parameters.values()] == [
         *(("name", inspect.Parameter.empty), ("nodes", None), ("count", 3), ("dry_run", False))
     ]
-    names = [parameters[name].annotation.__metadata__[0].param_decls for name in ("count", "dry_run")]
-    assert (command.__doc__, names) == ("Do it.", [("--count",), ("-n",)])
+    # typer takes the first name for a default until it builds the command.
+    names = [parameters[name].annotation.__metadata__[0].default for name in ("count", "dry_run")]
+    assert (command.__doc__, names) == ("Do it.", ["--count", "-n"])
     command(name="a", nodes="b", count=4, dry_run=True)
     assert seen == ["a", Selection("b", 4), True]
 
