@@ -10,6 +10,17 @@ from typing import IO, Any
 from clusterctl.errors import UsageError
 
 
+class InFolder:
+    """The path of a file in the folder that an attribute of an object names: `record = InFolder("run.json")`."""
+
+    def __init__(self, name: str, folder: str = "root") -> None:
+        self._name, self._folder = name, folder
+
+    def __get__(self, owner: object, kind: type[object]) -> Path:
+        folder: Path = getattr(owner, self._folder)
+        return folder / self._name
+
+
 def replace_file(path: Path, data: bytes | str, mode: int = 0o644) -> None:
     """Replace a file atomically: write a temporary file, fsync, rename."""
     raw = data.encode() if isinstance(data, str) else data

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.processes import read_limited
 from clusterctl.errors import UsageError, did_you_mean
-from clusterctl.files import add_lines, make_private_folder, replace_file
+from clusterctl.files import InFolder, add_lines, make_private_folder, replace_file
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_lines import Event, Events, Metric, read_event, read_metric
 from clusterctl.jobs.run_lock import hold_lock, owner_of
@@ -63,6 +63,16 @@ def new_run(name: str, runs: Path) -> RunDir:
     return RunDir(make_runs(runs) / new_run_id(name))
 
 
+class OnNode:
+    """The path of a file in the folder of a run on a node."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: NodeFiles, kind: type[object]) -> str:
+        return posixpath.join(owner.root, self._name)
+
+
 @dataclass(frozen=True)
 class NodeFiles:
     """Name the files of a run on one of its nodes."""
@@ -74,30 +84,13 @@ class NodeFiles:
     def attempt_dir(self) -> str:
         return posixpath.join(self.root, "attempts", str(self.attempt))
 
-    @property
-    def train_config(self) -> str:
-        return posixpath.join(self.root, contract.TRAIN_CONFIG_FILE)
-
-    @property
-    def rank_table(self) -> str:
-        return posixpath.join(self.root, "rank_table.json")
-
-    @property
-    def hostfile(self) -> str:
-        return posixpath.join(self.root, "hostfile")
-
-    @property
-    def mpi_links(self) -> str:
-        """The program that links the nodes for mpirun."""
-        return posixpath.join(self.root, "mpi_links.py")
-
-    @property
-    def metrics(self) -> str:
-        return posixpath.join(self.root, contract.METRICS_FILE)
-
-    @property
-    def checkpoints(self) -> str:
-        return posixpath.join(self.root, contract.CHECKPOINT_DIR)
+    train_config = OnNode(contract.TRAIN_CONFIG_FILE)
+    rank_table = OnNode("rank_table.json")
+    hostfile = OnNode("hostfile")
+    mpi_links = OnNode("mpi_links.py")
+    """The program that links the nodes for mpirun."""
+    metrics = OnNode(contract.METRICS_FILE)
+    checkpoints = OnNode(contract.CHECKPOINT_DIR)
 
     @property
     def plogs(self) -> str:
@@ -132,39 +125,20 @@ class RunDir:
     def run_id(self) -> str:
         return self.root.name
 
-    @property
-    def record(self) -> Path:
-        return self.root / "run.json"
+    record = InFolder("run.json")
 
     @property
     def record_copy(self) -> Path:
         """Return the second copy of the record: without a record no command reaches the run's ranks."""
         return self.record.with_suffix(".copy")
 
-    @property
-    def plan(self) -> Path:
-        return self.root / "plan.json"
-
-    @property
-    def rank_table(self) -> Path:
-        return self.root / "rank_table.json"
-
-    @property
-    def hostfile(self) -> Path:
-        return self.root / "hostfile"
-
-    @property
-    def events(self) -> Path:
-        return self.root / "events.jsonl"
-
-    @property
-    def state(self) -> Path:
-        return self.root / "state.json"
-
-    @property
-    def cause(self) -> Path:
-        """Why the run failed. The folder of each attempt has such a file too."""
-        return self.root / "cause.json"
+    plan = InFolder("plan.json")
+    rank_table = InFolder("rank_table.json")
+    hostfile = InFolder("hostfile")
+    events = InFolder("events.jsonl")
+    state = InFolder("state.json")
+    cause = InFolder("cause.json")
+    """Why the run failed. The folder of each attempt has such a file too."""
 
     def attempt_cause(self, attempt: int) -> Path:
         return self.root / "attempts" / str(attempt) / "cause.json"
@@ -177,14 +151,9 @@ class RunDir:
         """Where each rank of an attempt that hung stood."""
         return self.root / "attempts" / str(attempt) / "roll_call.json"
 
-    @property
-    def metrics(self) -> Path:
-        return self.root / contract.METRICS_FILE
-
-    @property
-    def log_steps(self) -> Path:
-        """The steps of a program, as they were found in its output."""
-        return self.root / "steps.jsonl"
+    metrics = InFolder(contract.METRICS_FILE)
+    log_steps = InFolder("steps.jsonl")
+    """The steps of a program, as they were found in its output."""
 
     @property
     def progress(self) -> Path:
@@ -194,33 +163,20 @@ class RunDir:
                 return self.metrics
         return self.log_steps if self.log_steps.exists() else self.metrics
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / contract.CHECKPOINT_DIR
-
-    @property
-    def lock(self) -> Path:
-        """The lock that the run's controller holds; it contains the identity of that process."""
-        return self.root / "controller.lock"
-
-    @property
-    def stop_asked(self) -> Path:
-        """A file that exists after a stop of the run was requested: no further attempt may start."""
-        return self.root / "stop.json"
-
-    @property
-    def batch_file(self) -> Path:
-        """What a batch system runs; only a run that was submitted to one has it."""
-        return self.root / "batch.sh"
+    checkpoints = InFolder(contract.CHECKPOINT_DIR)
+    lock = InFolder("controller.lock")
+    """The lock that the run's controller holds; it contains the identity of that process."""
+    stop_asked = InFolder("stop.json")
+    """A file that exists after a stop of the run was requested: no further attempt may start."""
+    batch_file = InFolder("batch.sh")
+    """What a batch system runs; only a run that was submitted to one has it."""
 
     def make(self) -> None:
         """Create the run's folder."""
         make_private_folder(self.root)
 
-    @property
-    def clearer_lock(self) -> Path:
-        """The lock of the process that stops what is left on lost nodes after the end of the run."""
-        return self.root / "clearer.lock"
+    clearer_lock = InFolder("clearer.lock")
+    """The lock of the process that stops what is left on lost nodes after the end of the run."""
 
     def hold(self, patience: float = 1.0) -> contextlib.AbstractContextManager[bool]:
         """Become the run's controller; yield False if a living process is the controller already.
@@ -258,9 +214,7 @@ class RunDir:
         """Return True if a living process is the run's controller."""
         return self.controller() is not None
 
-    @property
-    def controller_log(self) -> Path:
-        return self.root / "controller.log"
+    controller_log = InFolder("controller.log")
 
     def logs(self, attempt: int = 1) -> Path:
         return self.root / "attempts" / str(attempt) / "logs"

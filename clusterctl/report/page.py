@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl import __version__
+from clusterctl.errors import UsageError
 from clusterctl.report import charts
 from clusterctl.report.charts import Bar, Line, Span
 from clusterctl.report.config import differences, flat_config
@@ -20,6 +21,7 @@ from clusterctl.report.history import History
 from clusterctl.report.summary import RunSummary, Sources, read_sources, summary_of
 from clusterctl.report.tables import details, facts, newest, pre, safe, table
 from clusterctl.runs.overview import event_text
+from clusterctl.runs.state import read_state
 from clusterctl.text import count, duration, plural, size
 
 if TYPE_CHECKING:
@@ -220,8 +222,6 @@ def _step_times(subject: Subject) -> list[Line]:
 
 def _stragglers(subject: Subject) -> list[Bar]:
     """Return the ranks' own time for a step: the slowest ones, and the median."""
-    from clusterctl.errors import UsageError
-    from clusterctl.runs.state import read_state
     from clusterctl.runs.watching.stall import slow
 
     try:
@@ -395,9 +395,6 @@ def _logs(subject: Subject) -> str:
 
 
 def _interesting(subject: Subject, ranks: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    from clusterctl.errors import UsageError
-    from clusterctl.runs.state import read_state
-
     try:
         state = read_state(subject.run)
     except UsageError:

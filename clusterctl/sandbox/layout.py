@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clusterctl.errors import UsageError
-from clusterctl.files import replace_file
+from clusterctl.files import InFolder, replace_file
 from clusterctl.sandbox import devices as sandbox_devices
 from clusterctl.wire.typed_json import BadValue, decode, parse
 
@@ -60,37 +60,14 @@ class Layout:
         """Return the first three parts of the loopback addresses: one of 16,384, so that sandboxes seldom collide."""
         return f"127.{64 + int(self.id[2:4], 16) % 64}.{self.subnet}"
 
-    @property
-    def state(self) -> Path:
-        return self.directory / "state.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.directory / "lock"
-
-    @property
-    def cluster_file(self) -> Path:
-        return self.directory / "cluster.yaml"
-
-    @property
-    def known_hosts(self) -> Path:
-        return self.directory / "known_hosts"
-
-    @property
-    def key(self) -> Path:
-        return self.directory / "keys" / "id_ed25519"
-
-    @property
-    def authorized_keys(self) -> Path:
-        return self.directory / "keys" / "authorized_keys"
-
-    @property
-    def processes(self) -> Path:
-        return self.directory / "processes"
-
-    @property
-    def relay_ports(self) -> Path:
-        return self.directory / "relay.json"
+    state = InFolder("state.json", "directory")
+    lock = InFolder("lock", "directory")
+    cluster_file = InFolder("cluster.yaml", "directory")
+    known_hosts = InFolder("known_hosts", "directory")
+    key = InFolder("keys/id_ed25519", "directory")
+    authorized_keys = InFolder("keys/authorized_keys", "directory")
+    processes = InFolder("processes", "directory")
+    relay_ports = InFolder("relay.json", "directory")
 
     def host_key(self, node: SandboxNode) -> Path:
         return self.directory / "keys" / f"host_{node.name}"

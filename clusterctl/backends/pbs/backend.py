@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from clusterctl.backends.hosts import HostsQueue, chosen, clock, job_name, lines_of
 from clusterctl.backends.queue import Entry
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.jobs.parts.hosts import PbsOptions
-
-if TYPE_CHECKING:
-    pass
 
 # From this exit status on, a signal ended the batch file: 256 and its number.
 SIGNALLED = 256

@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from clusterctl.backends.backend import job_of
 from clusterctl.cli import options, screen
 from clusterctl.cli.options import flag
 from clusterctl.errors import ClusterctlError, NodeError, NodesFailed, RunFailed, UsageError
+from clusterctl.jobs.phase import Phase
+from clusterctl.runs.state import read_state, write_state
 
 if TYPE_CHECKING:
     from clusterctl.backends.queue import Queue
@@ -114,8 +117,7 @@ def _start(attempt: InJob, connections: Connections) -> None:
 
 def _note_unstarted(run: RunDir, cluster: Cluster, why: str) -> None:
     """Record why no rank started."""
-    from clusterctl.jobs.phase import Phase
-    from clusterctl.runs.state import RunState, read_state, write_state
+    from clusterctl.runs.state import RunState
 
     state = read_state(run)
     if state is None or not state.is_final:
@@ -128,7 +130,6 @@ def _control(attempt: InJob, connections: Connections) -> None:
     from clusterctl.cli.launch.follow import Follower
     from clusterctl.cli.launch.run import conclude, show_end
     from clusterctl.report.summary import summarise
-    from clusterctl.runs.state import read_state
 
     run = attempt.run
     try:
@@ -147,14 +148,11 @@ def _control(attempt: InJob, connections: Connections) -> None:
 
 def _lost_a_node(run: RunDir, error: ClusterctlError) -> bool:
     """Return whether other nodes may help: a node was lost, or could not be reached at the start."""
-    from clusterctl.jobs.phase import Phase
-
     return not isinstance(error, RunFailed) or run.phase() is Phase.LOST
 
 
 def _requeue(run: RunDir, cluster: Cluster, did: str) -> bool:
     """Put the job back into the queue; return False if it must not be, or the batch system refuses."""
-    from clusterctl.backends.backend import job_of
     from clusterctl.backends.queue import write_pending
     from clusterctl.environment import environment
 
@@ -180,9 +178,6 @@ def _requeue(run: RunDir, cluster: Cluster, did: str) -> bool:
 
 def _note_why(run: RunDir, cluster: Cluster) -> None:
     """Add to the state of a run that the batch system ended the reason for the end."""
-    from clusterctl.backends.backend import job_of
-    from clusterctl.runs.state import read_state, write_state
-
     queue, job = _queue_of(cluster), job_of(cluster.nodes[0])
     state = read_state(run)
     why = queue.ends.get(queue.end_of(job), "")

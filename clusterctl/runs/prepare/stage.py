@@ -15,6 +15,7 @@ from clusterctl.inventory import nodeset
 from clusterctl.inventory.cluster import Cluster
 from clusterctl.jobs.job import Job
 from clusterctl.text import plural, size
+from clusterctl.transfer import push
 from clusterctl.transport.answers import FolderFingerprint
 from clusterctl.transport.fanout import on_all
 
@@ -40,8 +41,6 @@ class Stored:
 def trainer_code() -> tuple[Path, Manifest]:
     """Return the folder and the manifest of the trainer and its native ops, as they are installed here."""
     import importlib.util
-
-    from clusterctl.transfer import push
 
     spec = importlib.util.find_spec("trainer")
     if spec is None or spec.origin is None:
@@ -74,8 +73,6 @@ def push_code(
 
 def code_of(job: Job, runs: Path | None) -> Code:
     """Return the folder with the program of a job, and its manifest; None if the nodes have it."""
-    from clusterctl.transfer import push
-
     if job.train is not None or job.trainer:
         return trainer_code()
     return (job.code, push.make_manifest(job.code, without=runs)) if job.code is not None else None
@@ -89,8 +86,6 @@ def code_hash(job: Job, runs: Path | None) -> str:
 
 def pushes(job: Job, runs: Path | None) -> Iterator[tuple[str, Path, Manifest]]:
     """Yield what the start of a job pushes to each node: its name, folder and manifest."""
-    from clusterctl.transfer import push
-
     if code := code_of(job, runs):
         yield "code", *code
     if job.data is not None:
@@ -99,8 +94,6 @@ def pushes(job: Job, runs: Path | None) -> Iterator[tuple[str, Path, Manifest]]:
 
 def push_data(cluster: Cluster, job: Job, connections: Connections, tell: Tell) -> dict[str, str]:
     """Push the data, or compare the data that the nodes have; return its folder by node."""
-    from clusterctl.transfer import push
-
     if job.data_there:
         return compare_data(cluster, job.data_there, connections, tell)
     if job.data_store:
@@ -152,7 +145,6 @@ def _lost(paths: dict[str, str]) -> Callable[[Node, Connection], bool]:
 def _push(
     cluster: Cluster, connections: Connections, root: Path, manifest: Manifest, kind: str, tell: Tell
 ) -> dict[str, str]:
-    from clusterctl.transfer import push
     from clusterctl.transfer.relay import relay_for
 
     for warning in manifest.warnings:
