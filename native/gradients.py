@@ -214,7 +214,7 @@ def norm_ops(register: Op, forward: Op, backward: Op) -> tuple[Op, Op]:
 def _norm_op(register: Op, forward: Op, backward: Op, centre: bool) -> Op:
     def shapes(x: Tensor, residual: Tensor | None, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
         rows = x.numel() // max(1, x.shape[-1])
-        total = x.new_empty(0) if residual is None else _like(x)
+        total = x.new_empty(0) if residual is None else _like(residual)
         return _like(x), total, x.new_empty(2 if centre else 1, rows, dtype=torch.float32)
 
     def compute(x: Tensor, residual: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:

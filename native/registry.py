@@ -107,7 +107,10 @@ class Choice:
     def add_layer_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float = 1e-5
     ) -> tuple[Tensor, Tensor]:
-        """Return x + residual, rounded to their type, and the layer norm of this sum."""
+        """Return x + residual, rounded to their type, and the layer norm of this sum.
+
+        Without gradient the types may differ: the sum has that of the residual, and the norm that of x or of the sum.
+        """
         raise NotImplementedError
 
     @_op

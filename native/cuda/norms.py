@@ -39,7 +39,7 @@ def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
     """Return x + residual, rounded to their type, and its layer norm."""
-    if x.dtype != residual.dtype or not language.computes("add_layer_norm", x, x.shape[-1]):
+    if not _adds(x, residual) or not language.computes("add_layer_norm", x, x.shape[-1]):
         return reference.add_layer_norm(x, residual, weight, bias, eps)
     out, total, _ = _LAYER(x, residual, weight, bias, eps)
     return total, out
@@ -47,10 +47,15 @@ def add_layer_norm(
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
     """Return x + residual, rounded to their type, and its RMS norm."""
-    if x.dtype != residual.dtype or not language.computes("add_rms_norm", x, x.shape[-1]):
+    if not _adds(x, residual) or not language.computes("add_rms_norm", x, x.shape[-1]):
         return reference.add_rms_norm(x, residual, weight, eps)
     out, total, _ = _RMS(x, residual, weight, None, eps)
     return total, out
+
+
+def _adds(x: Tensor, residual: Tensor) -> bool:
+    """Return whether a kernel adds tensors of these types; the gradient's kernels know only one type."""
+    return x.dtype == residual.dtype or not torch.is_grad_enabled()
 
 
 @jit
@@ -68,7 +73,7 @@ def _normalise(
     if RESIDUAL:
         residual = tl.load(residual_at + row[:, None] * residual_stride + column[None, :], inside, 0.0)
         # Round before the norm, because the backward pass only has the rounded sum.
-        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(total_at.dtype.element_ty)
         tl.store(total_at + at, x, inside)
     x = x.to(tl.float32)
     if CENTRE:

@@ -21,10 +21,10 @@ def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
     """Return x + residual, rounded to their type, and its layer norm."""
-    if x.dtype != residual.dtype or not library.computes("add_layer_norm", x):
+    if not library.computes("add_layer_norm", x):
         return plain(x, residual, weight, bias, eps)
     beta = torch.zeros_like(weight) if bias is None else bias
-    if not weight.dtype == beta.dtype == x.dtype:
+    if not weight.dtype == beta.dtype == residual.dtype == x.dtype:
         total = x + residual
         return total, layer_norm(total, weight, bias, eps)
     kernel = library.kernel("npu_add_layer_norm")

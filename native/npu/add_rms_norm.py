@@ -21,10 +21,10 @@ METHOD = "CANN's npu_add_rms_norm"
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
     """Return x + residual, rounded to their type, and its RMS norm."""
-    if x.dtype != residual.dtype or not library.computes("add_rms_norm", x):
+    if not library.computes("add_rms_norm", x):
         return plain(x, residual, weight, eps)
     # The kernel only accepts a weight in the type of the input, and the trainer's are fp32.
-    if weight.dtype != x.dtype:
+    if not weight.dtype == residual.dtype == x.dtype:
         total = x + residual
         return total, rms_norm(total, weight, eps)
     result: tuple[Tensor, Tensor] = _AddRMSNorm.apply(x, residual, weight, eps)  # type: ignore[no-untyped-call]

@@ -29,7 +29,7 @@ ENDS = {"GPT": (26, 24), "GPT, dropout": (26, 24), "Llama": (24, 22)}
 # The passes of a step of 1 and of 2 micro-batches as captured graphs, for any number of layers.
 GRAPHS = {"GPT": (6, 11), "GPT, dropout": (7, 13), "Llama": (6, 11)}
 # One more layer of a token op by op, what a token takes beside layers, and all of it as a captured graph.
-TOKENS = {"GPT": (13, 18, 3), "Llama": (14, 23, 3)}
+TOKENS = {"GPT": (11, 18, 3), "Llama": (12, 23, 3)}
 ONE_WAIT = Counter({"_to_copy": 1})
 
 

@@ -34,7 +34,7 @@ class Norm(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Return the norm of `x`; with a residual stream, return x + residual and the norm of this sum."""
         weight = self.heads_of.enter(self.weight)
-        if residual is not None and x.dtype == residual.dtype:
+        if residual is not None and (x.dtype == residual.dtype or torch.is_inference_mode_enabled()):
             return self.after(x, residual, weight)
         # Keep the residual stream in fp32 under autocast.
         added = x if residual is None else x + residual

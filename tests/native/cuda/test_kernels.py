@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import native
 from native import reference
-from native.cuda import blocks, language
+from native.cuda import blocks, language, norms
 from native.fallback import report_fallback
 from native.registry import BACKENDS, OPS
 from tests.support import op_cases as cases
@@ -204,3 +205,18 @@ def test_a_device_without_a_row_in_the_table_takes_that_of_the_next_older_one() 
 def test_the_gradient_of_an_activation_alone_is_that_of_its_graph(op: str, dtype: torch.dtype) -> None:
     own, graph = cases.gradients_alone(importlib.import_module(f"native.cuda.{op}"), op, dtype)
     assert torch.equal(own, graph)
+
+
+@pytest.mark.parametrize("centre", [True, False])
+def test_without_gradient_a_narrow_tensor_is_added_to_a_wide_residual(centre: bool) -> None:
+    x, residual = torch.randn(5, 96).bfloat16(), torch.randn(5, 96)
+    weight, bias = torch.randn(2, 96)
+    with torch.no_grad():
+        if centre:
+            total, normal = norms.add_layer_norm(x, residual, weight, bias)
+            right = F.layer_norm(x + residual, (96,), weight, bias)
+        else:
+            total, normal = norms.add_rms_norm(x, residual, weight)
+            right = F.rms_norm(x + residual, (96,), weight, 1e-5)
+    assert torch.equal(total, x + residual) and normal.dtype == x.dtype
+    assert torch.allclose(normal.float(), right, rtol=8e-3, atol=1e-6)
