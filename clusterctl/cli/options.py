@@ -131,14 +131,6 @@ ConnectTimeout = Annotated[
         help="Give up on a node that does not answer after this long. Default: 10.",
     ),
 ]
-Persist = Annotated[
-    str | None,
-    typer.Option(
-        "--persist",
-        metavar="TIME",
-        help="Keep connections open in the background for this long after their last use: 10m, 1h. Default: off.",
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -173,7 +165,10 @@ class ConnectionOptions:
 
     connect_timeout: ConnectTimeout = None
     accept_new: AcceptNew = False
-    persist: Persist = None
+    persist: str | None = option(
+        "Keep connections open in the background for this long after their last use: 10m, 1h. Default: off.",
+        metavar="TIME",
+    )
 
     def open(self, cluster: Cluster, at_once: int | None = None) -> AbstractContextManager[Connections]:
         """Return connections to a cluster's nodes; at most `at_once` connect at the same time."""

@@ -24,28 +24,7 @@ if TYPE_CHECKING:
 OUTPUT = Path("cluster.yaml")
 # The host of a node that is reached without SSH: its devices are asked.
 THIS_MACHINE = ("local",)
-Hosts = Annotated[
-    str | None,
-    typer.Option("--hosts", metavar="SET", help="Names or addresses of the nodes: node[1-4], 10.0.0.[1-8]."),
-]
-Hostfile = Annotated[
-    Path | None,
-    typer.Option(
-        "--hostfile",
-        metavar="FILE",
-        help=f"Take the nodes from a {FILES}; slots become devices.",
-    ),
-]
 # Without the name --hostfile that other commands have for it.
-Inventory = Annotated[
-    Path | None,
-    typer.Option(
-        "--cluster",
-        "-c",
-        metavar="FILE",
-        help="The inventory with the default kind and number of devices, for --hosts and --job.",
-    ),
-]
 Source = Annotated[
     str | None,
     typer.Option(
@@ -57,8 +36,8 @@ Source = Annotated[
 
 
 def init(
-    hosts: Hosts = None,
-    hostfile: Hostfile = None,
+    hosts: str | None = option("Names or addresses of the nodes: node[1-4], 10.0.0.[1-8].", metavar="SET"),
+    hostfile: Path | None = option(f"Take the nodes from a {FILES}; slots become devices.", metavar="FILE"),
     devices: str | None = option(
         'Devices per node where the file does not say: 4, "[0,4)", 0,3. Default: 8.', metavar="RANGE"
     ),
@@ -67,7 +46,12 @@ def init(
     job: str | None = option("Write NAME.yaml instead: a commented job that trains a model.", metavar="NAME"),
     source: Source = None,
     ask: bool = flag("Ask the nodes for the kind and number of their devices."),
-    cluster: Inventory = None,
+    cluster: Path | None = option(
+        "The inventory with the default kind and number of devices, for --hosts and --job.",
+        "--cluster",
+        "-c",
+        metavar="FILE",
+    ),
     force: options.Force = False,
     dry_run: options.DryRun = False,
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.options import flag
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="A job file (YAML).")]
 Overrides = Annotated[
@@ -16,12 +17,6 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job file: --set train.steps=100."),
 ]
 Print = Annotated[bool, typer.Option("--print", help="Print what would be submitted; submit nothing.")]
-Test = Annotated[
-    bool, typer.Option("--test", help="Ask whether and when the job could start; submit nothing.")
-]
-NoChecks = Annotated[
-    bool, typer.Option("--no-checks", help="Start without the checks of doctor on the nodes.")
-]
 
 
 def to_queue(name: str) -> Callable[..., None]:
@@ -33,8 +28,8 @@ def to_queue(name: str) -> Callable[..., None]:
         *,
         overrides: Overrides = None,
         only_print: Print = False,
-        test: Test = False,
-        no_checks: NoChecks = False,
+        test: bool = flag("Ask whether and when the job could start; submit nothing."),
+        no_checks: bool = flag("Start without the checks of doctor on the nodes."),
         as_json: options.Json = False,
     ) -> None:
         from clusterctl.cli.launch.run import report_submitted

@@ -9,6 +9,7 @@ import typer
 
 from clusterctl.cli import screen
 from clusterctl.cli.launch.submit import JobFile, Overrides, Print
+from clusterctl.cli.options import option
 from clusterctl.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -16,12 +17,6 @@ if TYPE_CHECKING:
     from clusterctl.backends.pods.request import PodRequest
     from clusterctl.jobs.job import Job
 
-KindName = Annotated[
-    str,
-    typer.Option(
-        "--kind", metavar="KIND", help="Kind of the object: job (default), jobset, trainjob, vcjob or acjob."
-    ),
-]
 Image = Annotated[str, typer.Option("--image", metavar="IMAGE", help="Override the image of the job file.")]
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the objects. Default: the job's.")]
 Follow = Annotated[bool, typer.Option("--follow", help="Submit nothing; follow what was submitted before.")]
@@ -32,7 +27,9 @@ Delete = Annotated[bool, typer.Option("--delete", help="Delete the job and all t
 def k8s(
     job: JobFile,
     *,
-    kind: KindName = "job",
+    kind: str = option(
+        "Kind of the object: job (default), jobset, trainjob, vcjob or acjob.", default="job", metavar="KIND"
+    ),
     image: Image = "",
     name: Name = "",
     overrides: Overrides = None,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.options import flag, option
 from clusterctl.cli.views.waiting import Waiting, shown_while
 from clusterctl.errors import FindingsError, UsageError
 from clusterctl.finding import Finding
@@ -34,17 +35,6 @@ LEVELS = {
 # Values of `where` in a finding that are not node names.
 PLACES = ("here", "all nodes")
 
-Port = Annotated[
-    int,
-    typer.Option(
-        "--master-port",
-        min=0,
-        max=65535,
-        metavar="PORT",
-        help="Check that ranks can connect to this port. 0: any free port, as `launch` uses.",
-    ),
-]
-
 
 JobFile = Annotated[
     str | None,
@@ -60,14 +50,16 @@ def doctor(
     selection: options.NodeOptions,
     *,
     job: JobFile = None,
-    master_port: Port = 0,
-    fix_hints: Annotated[
-        bool, typer.Option("--fix-hints", help="Show only problems, with commands that fix them.")
-    ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings too.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show every check that passed, every note and every op.")
-    ] = False,
+    master_port: int = option(
+        "Check that ranks can connect to this port. 0: any free port, as `launch` uses.",
+        default=0,
+        min=0,
+        max=65535,
+        metavar="PORT",
+    ),
+    fix_hints: bool = flag("Show only problems, with commands that fix them."),
+    strict: bool = flag("Exit with 1 for warnings too."),
+    verbose: bool = flag("Show every check that passed, every note and every op.", "--verbose", "-v"),
     accept_new: options.AcceptNew = False,
     as_json: options.Json = False,
 ) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.options import flag, option
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.settings import load_settings
 from clusterctl.text import plural
@@ -48,28 +49,14 @@ PATIENCE = 2.0
 class Form:
     """The options that say how the output is shown; by default, lines as they arrive."""
 
-    fold: Annotated[
-        bool, typer.Option("--fold", "-b", help="Print equal output once, under the names of its nodes.")
-    ] = False
-    diff: Annotated[
-        bool, typer.Option("--diff", help="Show only how nodes differ from the most common output.")
-    ] = False
-    against: Annotated[
-        str | None,
-        typer.Option(metavar="NODE", help="Show only how nodes differ from this node."),
-    ] = None
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Write the output to files instead: NODE.out and NODE.err."),
-    ] = None
+    fold: bool = flag("Print equal output once, under the names of its nodes.", "--fold", "-b")
+    diff: bool = flag("Show only how nodes differ from the most common output.")
+    against: str | None = option("Show only how nodes differ from this node.", metavar="NODE")
+    out: Path | None = option("Write the output to files instead: NODE.out and NODE.err.", metavar="FOLDER")
     json: options.Json = False
-    json_lines: Annotated[
-        bool,
-        typer.Option(
-            "--json-lines",
-            help="Print one JSON object per line of output and per node that ends, as they arrive.",
-        ),
-    ] = False
+    json_lines: bool = flag(
+        "Print one JSON object per line of output and per node that ends, as they arrive."
+    )
 
     def check(self, cluster: Cluster) -> None:
         named = {
@@ -90,34 +77,19 @@ class Form:
 class CommandOptions:
     """The options that say how the command runs on each node."""
 
-    shell: Annotated[bool, typer.Option("--shell", help="Run CMD as one line of /bin/sh on each node.")] = (
-        False
+    shell: bool = flag("Run CMD as one line of /bin/sh on each node.")
+    literal: bool = flag("Do not replace {node}, {n}, {address}.")
+    sudo: bool = flag("Run CMD as root by sudo; on a terminal, its password is asked once.")
+    setup: bool = flag("Run CMD in the environment of each node's `setup`.")
+    job: Path | None = option(
+        "Like --setup, with the `setup` of this job file after the node's.",
+        metavar="JOB",
+        autocompletion=options.complete_jobs,
     )
-    literal: Annotated[bool, typer.Option("--literal", help="Do not replace {node}, {n}, {address}.")] = False
-    sudo: Annotated[
-        bool,
-        typer.Option("--sudo", help="Run CMD as root by sudo; on a terminal, its password is asked once."),
-    ] = False
-    setup: Annotated[
-        bool, typer.Option("--setup", help="Run CMD in the environment of each node's `setup`.")
-    ] = False
-    job: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="JOB",
-            help="Like --setup, with the `setup` of this job file after the node's.",
-            autocompletion=options.complete_jobs,
-        ),
-    ] = None
-    stdin: Annotated[
-        bool, typer.Option("--stdin", help="Send the standard input of this command to every node.")
-    ] = False
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            "--timeout", "-u", min=0.01, metavar="SECONDS", help="Stop the command after this many seconds."
-        ),
-    ] = None
+    stdin: bool = flag("Send the standard input of this command to every node.")
+    timeout: float | None = option(
+        "Stop the command after this many seconds.", "--timeout", "-u", min=0.01, metavar="SECONDS"
+    )
     fanout: options.Fanout = None
 
     def check(self, cluster: Cluster) -> None:

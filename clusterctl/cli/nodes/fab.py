@@ -9,6 +9,7 @@ import typer
 
 from clusterctl.cli import options, screen, ssh_option
 from clusterctl.cli.nodes import exec as executing
+from clusterctl.cli.options import flag
 from clusterctl.errors import UsageError
 from clusterctl.settings import load_settings
 
@@ -31,7 +32,7 @@ def fab(
     fanout: options.Fanout = None,
     accept_new: options.AcceptNew = False,
     connect_timeout: options.ConnectTimeout = None,
-    list_tasks: Annotated[bool, typer.Option("--list", "-l", help="List the tasks of the file.")] = False,
+    list_tasks: bool = flag("List the tasks of the file.", "--list", "-l"),
     dry_run: options.DryRun = False,
 ) -> None:
     """Run a fabric task on nodes, each over a login whose host key was checked. The file runs on this machine with your

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.options import flag, option
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,37 +32,22 @@ if TYPE_CHECKING:
 class PushOptions:
     """The options of a push: what it copies, and how."""
 
-    replace: Annotated[
-        bool,
-        typer.Option("--replace", help=options.REPLACE),
-    ] = False
-    include_vcs: Annotated[
-        bool, typer.Option("--include-vcs", help="Also push .git and other version-control folders.")
-    ] = False
-    relay: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|on|off|plain",
-            help="Copy from node to node over TLS, so that about one copy leaves this machine. auto: for 4 MB or "
-            "more to 3 or more nodes. plain: always, verified but not encrypted, for a trusted network.",
-        ),
-    ] = "auto"
-    checksum: Annotated[
-        bool,
-        typer.Option("--checksum", help="Compare files by content, not by size and time."),
-    ] = False
+    replace: bool = flag(options.REPLACE)
+    include_vcs: bool = flag("Also push .git and other version-control folders.")
+    relay: str = option(
+        "Copy from node to node over TLS, so that about one copy leaves this machine. auto: for 4 MB or "
+        "more to 3 or more nodes. plain: always, verified but not encrypted, for a trusted network.",
+        default="auto",
+        metavar="auto|on|off|plain",
+    )
+    checksum: bool = flag("Compare files by content, not by size and time.")
     fanout: options.Fanout = None
-    image: Annotated[
-        bool,
-        typer.Option(
-            "--image",
-            help="SRC is the archive of an image: load it on the nodes that lack it, and delete it there.",
-        ),
-    ] = False
-    runtime: Annotated[
-        str,
-        typer.Option(metavar="docker|podman", help="For --image: the program that loads it."),
-    ] = "docker"
+    image: bool = flag(
+        "SRC is the archive of an image: load it on the nodes that lack it, and delete it there."
+    )
+    runtime: str = option(
+        "For --image: the program that loads it.", default="docker", metavar="docker|podman"
+    )
 
 
 def push(
@@ -203,10 +189,7 @@ def pull(
     ],
     selection: options.NodeOptions,
     connection: options.ConnectionOptions,
-    fold: Annotated[
-        bool,
-        typer.Option("--fold", help="Store files that are equal on several nodes once (hard links)."),
-    ] = False,
+    fold: bool = flag("Store files that are equal on several nodes once (hard links)."),
     fanout: options.Fanout = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,

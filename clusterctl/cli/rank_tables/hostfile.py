@@ -16,6 +16,7 @@ from clusterctl.cli.options import (
     NodeOptions,
     checked_by,
     default_kind,
+    flag,
     option,
     require_kind,
     with_devices,
@@ -45,30 +46,18 @@ def _require_format(target: str) -> None:
 OfFormat, OfKind = checked_by(_require_format), checked_by(require_kind)
 FORMATS = f"Format: {NAMES}."
 MASTER_PORT = 29500
-MasterPort = Annotated[int, typer.Option(min=1, max=65535, metavar="PORT", help="Master port for torchrun.")]
-Lossy = Annotated[
-    bool, typer.Option("--lossy", help="Leave out what the format cannot hold, with a warning.")
-]
-SlotFilter = Annotated[
-    str | None,
-    typer.Option(
-        "--include", "-i", metavar="FILTER", help="Use only these slots, in DeepSpeed's notation: w0@w1:0,2."
-    ),
-]
-SlotExclude = Annotated[
-    str | None,
-    typer.Option(
-        "--exclude", "-e", metavar="FILTER", help="Leave out these slots: w0 (all of w0), w1:0 (one slot)."
-    ),
-]
 
 
 @dataclass(frozen=True)
 class SlotOptions:
     """The options that choose slots of a hostfile."""
 
-    include: SlotFilter = None
-    exclude: SlotExclude = None
+    include: str | None = option(
+        "Use only these slots, in DeepSpeed's notation: w0@w1:0,2.", "--include", "-i", metavar="FILTER"
+    )
+    exclude: str | None = option(
+        "Leave out these slots: w0 (all of w0), w1:0 (one slot).", "--exclude", "-e", metavar="FILTER"
+    )
 
     def narrowed(self, source: Source) -> Source:
         from clusterctl.hostfile import convert as hostfile_convert
@@ -80,8 +69,10 @@ class SlotOptions:
 class HostfileOutput:
     """The options for the format and the file of the output."""
 
-    master_port: MasterPort = MASTER_PORT
-    lossy: Lossy = False
+    master_port: int = option(
+        "Master port for torchrun.", default=MASTER_PORT, min=1, max=65535, metavar="PORT"
+    )
+    lossy: bool = flag("Leave out what the format cannot hold, with a warning.")
     output: Output = None
     force: Force = False
     dry_run: DryRun = False

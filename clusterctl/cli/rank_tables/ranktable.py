@@ -60,15 +60,6 @@ For = Annotated[
         help="Hardware of the table: 910a, a2, a3 or a5. Default: guessed from its version.",
     ),
 ]
-ForNew = Annotated[
-    str | None,
-    typer.Option(
-        "--for",
-        metavar="HARDWARE",
-        callback=one_of(HARDWARE),
-        help="Hardware: 910a or a2 (version 1.0), a3 (version 1.2). Default: the nodes are asked.",
-    ),
-]
 Devices = Annotated[
     str | None,
     typer.Option(
@@ -119,7 +110,12 @@ class DeviceQuery:
     """The options of a table that is built from the answers of nodes."""
 
     devices: Devices = None
-    hardware: ForNew = None
+    hardware: str | None = option(
+        "Hardware: 910a or a2 (version 1.0), a3 (version 1.2). Default: the nodes are asked.",
+        "--for",
+        metavar="HARDWARE",
+        callback=one_of(HARDWARE),
+    )
     skip_incomplete: bool = flag("Leave out devices without an address, with a warning.")
 
 

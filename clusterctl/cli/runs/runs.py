@@ -31,14 +31,7 @@ NEWER = "a newer version of clusterctl started it"
 # Seconds between two updates of `status --watch`.
 EVERY = 2.0
 
-OlderThan = Annotated[
-    str | None,
-    typer.Option(
-        "--older-than", metavar="TIME", help="Delete runs that started longer ago than this: 12h, 30d, 8w."
-    ),
-]
 Keep = Annotated[int | None, typer.Option("--keep", min=0, metavar="N", help="Keep the newest N runs.")]
-HereOnly = Annotated[bool, typer.Option("--here", help="Delete on this machine only; contact no node.")]
 
 
 def runs(context: typer.Context, *, as_json: options.Json = False) -> None:
@@ -61,10 +54,12 @@ def runs(context: typer.Context, *, as_json: options.Json = False) -> None:
 
 
 def prune(
-    older_than: OlderThan = None,
+    older_than: str | None = option(
+        "Delete runs that started longer ago than this: 12h, 30d, 8w.", metavar="TIME"
+    ),
     keep: Keep = None,
     *,
-    here: HereOnly = False,
+    here: bool = flag("Delete on this machine only; contact no node."),
     dry_run: options.DryRun = False,
     yes: options.Yes = False,
     as_json: options.Json = False,
