@@ -105,7 +105,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         identifier = f"tests/{item.nodeid.removeprefix('tests/')}"
         asked = any(item.nodeid.endswith(name) for name in named)
-        wanted = again is None or item.nodeid in again or item.get_closest_marker("root")
+        wanted = again is None or item.nodeid.partition("[")[0] in again or item.get_closest_marker("root")
         (chosen if asked or ((identifier in listed) == only and wanted) else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -114,10 +114,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def skipped_in(folder: Path | None) -> set[str] | None:
-    """Return the names of the tests that pytest skipped in a folder; None without a folder."""
+    """Return the names of the tests that pytest skipped in a folder; None without a folder.
+
+    Without their parameters: some are programs that a user has, such as old versions of Python.
+    """
     if folder is None:
         return None
-    return set(json.loads((folder / ".pytest_cache/v" / SKIPPED).read_text()))
+    names: list[str] = json.loads((folder / ".pytest_cache/v" / SKIPPED).read_text())
+    return {name.partition("[")[0] for name in names}
 
 
 def spread(items: list[pytest.Item]) -> list[pytest.Item]:
