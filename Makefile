@@ -20,10 +20,10 @@ test: $(VENV)/.developing
 	bash .ci/packages
 	$(BIN)/python -m pytest $(LANES) $(ARGS)
 
-# The pure tests: 1,600 that start no nodes and few programs. 60 to 90 s of processor time, on two processes.
+# The pure tests that are not slow: 2,400 that start no nodes and few programs, on two processes.
 QUICK := $(addprefix tests/clusterctl/,inventory hostfile ranktable jobs logs exec checks cli client) \
-         tests/clusterctl/test_*.py tests/trainer/config tests/trainer/plan tests/trainer/parallel/test_pipeline_order.py \
-         tests/test_rules.py tests/test_docs.py tests/test_reference.py
+         tests/clusterctl/test_*.py tests/trainer/config tests/trainer/plan tests/test_docs.py \
+         tests/test_reference.py
 
 # Such as `bash .ci/other 3.13 2.15.0`.
 RUN ?= $(BIN)/python -m pytest -q

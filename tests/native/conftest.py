@@ -8,7 +8,6 @@ import shutil
 import pytest
 
 from native.compiled import build, library
-from native.cpu import product
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +22,9 @@ def compiled() -> library.Library:
 @pytest.fixture
 def our_products(compiled: library.Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our kernel computes small products too, and on every processor that can run it."""
+    # Here, so that tests without torch stay quick.
+    from native.cpu import product
+
     importlib.import_module("native.cpu.linear")
     monkeypatch.setattr(product, "faster_types", product.types)
     for name, value in (

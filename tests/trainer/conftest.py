@@ -16,7 +16,6 @@ import pytest
 
 from tests.native.conftest import compiled  # noqa: F401
 from tests.support.ports import free_port
-from trainer.compat import why_not_sharded
 from trainer.corpus.indexed import Writer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,6 +131,9 @@ def run_ranks(tmp_path: Path, rank_server: subprocess.Popen[str]) -> Callable[..
             "deepspeed": config.get("engine") == "deepspeed",
             "sharded": config.get("zero", 0) >= 2,
         }
+        # Imported here: it loads torch.
+        from trainer.compat import why_not_sharded
+
         if ask["sharded"] and not ask["deepspeed"] and (problem := why_not_sharded()):
             pytest.skip(f"zero: {config['zero']} {problem}")
         assert rank_server.stdin is not None and rank_server.stdout is not None

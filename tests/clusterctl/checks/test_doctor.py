@@ -370,6 +370,7 @@ def test_devices_ping_those_of_the_next_node_and_a_lost_packet_is_named() -> Non
     assert found.where == "b" and "device 1 can't reach device 1 of a (192.168.20.1): 100.00 %" in found.what
 
 
+@pytest.mark.slow
 def test_this_machine_says_which_backend_serves_each_op_and_why() -> None:
     said = {one.what.split(":")[0] for one in doctor.here() if one.what.startswith("op ")}
     assert {"op layer_norm", "op gelu", "op cross_entropy", "op attention"} <= said

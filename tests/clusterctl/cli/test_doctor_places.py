@@ -12,6 +12,7 @@ from clusterctl.cli.main import run
 from tests.clusterctl.conftest import Run
 
 
+@pytest.mark.slow
 def test_a_pod_of_one_node_passes_doctor(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,

@@ -141,6 +141,7 @@ def test_a_script_that_is_not_there_is_reported_before_the_start(tmp_path: Path,
     assert command_line("plan", "j.yaml")[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_complete_commands_runs_and_nodes(tmp_path: Path, shell: str) -> None:
     if shutil.which(shell) is None:

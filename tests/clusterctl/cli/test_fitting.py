@@ -65,6 +65,7 @@ def test_cells_of_several_lines_or_styles_are_left_to_rich() -> None:
         assert drawn_by_us(drawn, console) == drawn_by_rich(drawn, console)
 
 
+@pytest.mark.slow
 def test_a_list_of_a_thousand_rows_takes_a_fraction_of_richs_time() -> None:
     drawn = table(["RUN", "PHASE", "STEP"], [[f"run-{number}", "finished", number] for number in range(1000)])
     console = Console(width=120, force_terminal=True, color_system="standard")

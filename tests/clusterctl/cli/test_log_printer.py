@@ -101,6 +101,7 @@ def long_run(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["show"], ["tail", "-n", "3"], ["show", "--fold"], ["tail", "--grep", "e|x"]]
 )

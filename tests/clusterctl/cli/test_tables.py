@@ -133,6 +133,7 @@ def test_a_file_of_thousands_of_faults_is_shown_in_part(folder: Path) -> None:
     assert "and 14 more; --json lists them all" in typed("ranktable", "check", "bad.json").stdout
 
 
+@pytest.mark.slow
 def test_an_input_of_thousands_of_errors_is_reported_in_part(capsys: pytest.CaptureFixture[str]) -> None:
     report_error(
         InputFaults(

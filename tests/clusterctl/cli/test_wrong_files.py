@@ -146,6 +146,7 @@ def test_a_wrong_setting_is_refused(
     assert_place_and_remedy(code, err, f"clusterctl.yaml:1 {key.lower()}", folder)
 
 
+@pytest.mark.slow
 def test_the_trainer_names_the_word_and_a_remedy(folder: Path) -> None:
     restarted_run(folder / "runs")
     for words, place in TRAINER:

@@ -23,8 +23,6 @@ from clusterctl.inventory import nodeset
 from clusterctl.wire.requests import READ_FORMATS, WRITTEN_FORMATS
 from tests.clusterctl.conftest import Run
 from trainer.command_line import read as read_words
-from trainer.generate.sampling import Sampling
-from trainer.weights.convert import readable, writable
 
 CLUSTER = "nodes:\n  node[1-2]: {host: '10.0.0.{n}', devices: 2}\ngroups: {left: node1}\n"
 COMMAND = "command: [python, p.py]\n"
@@ -375,7 +373,10 @@ def test_every_wrong_value_of_a_command_line_is_named(folder: Path, command_line
     assert code == 2 and "--temperature: nan is not" in err and "--top-p: inf is out of range" in err
 
 
+@pytest.mark.slow
 def test_the_limits_of_samplings_are_the_trainers() -> None:
+    from trainer.generate.sampling import Sampling
+
     options = {param.name: param.type for param in built("generate").params}
     defaults = DrawingOptions()
     limited = {name for name, kind in options.items() if hasattr(kind, "min")} - {"max_tokens"}
@@ -520,7 +521,10 @@ def test_a_negative_number_after_an_unknown_option_is_its_value(folder: Path, co
     assert code == 2 and err.count("error: ") == 1 and "no such option: --keep " in err
 
 
+@pytest.mark.slow
 def test_formats_of_weights_are_the_trainers() -> None:
+    from trainer.weights.convert import readable, writable
+
     assert {*READ_FORMATS} == {*readable(), "peft"}
     assert {*WRITTEN_FORMATS} == {*writable(), "peft"}
 
@@ -585,6 +589,7 @@ def test_a_folder_with_a_sandbox_and_no_inventory_names_the_sandbox(
     assert code == 0, err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", ["--version", "--help", "nodes expand node[1-4]", "schema", "data build -h"]
 )

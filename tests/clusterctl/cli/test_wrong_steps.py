@@ -184,6 +184,7 @@ def test_every_wrong_word_of_a_wheelhouse_is_named(folder: Path, command_line: R
     assert code == 2 and "error: no requirement is named" in err and "error: --platform x" in err
 
 
+@pytest.mark.slow
 def test_the_trainer_names_the_word_and_a_remedy(folder: Path) -> None:
     for words, place in TRAINER:
         done = subprocess.run(

@@ -149,6 +149,7 @@ def test_the_remedy_names_the_option_of_launch_that_chooses(command: str, remedy
     assert [fault.remedy[: len(remedy)] for fault in caught.value.faults] == [remedy]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     ["torchrun --help", "torchrun -m train", "deepspeed --module train", "torchrun --new_flag t.py"],

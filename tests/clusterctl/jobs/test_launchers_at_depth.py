@@ -229,6 +229,7 @@ def test_options_that_no_table_has_are_asked_of_the_installed_launcher(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch here")
 def test_our_tables_have_the_flags_of_the_installed_torchrun() -> None:
     found = installed.flags("torchrun")

@@ -39,6 +39,7 @@ def test_without_a_ramp_every_step_has_the_whole_batch() -> None:
     assert BatchSizes(8, 4, 2, 40).ramp_steps == 9
 
 
+@pytest.mark.slow
 def test_a_ramp_is_the_same_training_on_two_ranks_and_after_a_resume(
     tmp_path: Path,
     raw_config: Callable[..., dict[str, Any]],

@@ -13,6 +13,7 @@ from trainer.plan.resolve import plan_config, read_config
 from trainer.plan.summary import summary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "root"), [("linear", 2.0), ("root", 2.0), ("root", 3.0)])
 def test_lengths_are_those_of_deepspeed(schedule: str, root: float) -> None:
     scheduler = pytest.importorskip(
@@ -38,6 +39,7 @@ def test_lengths_are_those_of_deepspeed(schedule: str, root: float) -> None:
 CURRICULUM = {"start": 4, "steps": 6, "multiple": 4}
 
 
+@pytest.mark.slow
 def test_a_training_reads_short_samples_first(
     tmp_path: Path, train_here: Callable[..., Any], metrics: Callable[..., list[dict[str, Any]]]
 ) -> None:
@@ -59,6 +61,7 @@ def test_a_training_reads_short_samples_first(
     assert losses[0][8] != metrics(tmp_path / "plain", "step")[-1]["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout", [{"parallel": {"tensor": 2, "sequence": True}}, {"parallel": {"context": 2}}]
 )

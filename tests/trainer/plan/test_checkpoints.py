@@ -14,6 +14,7 @@ from trainer.plan.resolve import read_config
 from trainer.plan.summary import check
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["all", "weights"])
 def test_the_planned_bytes_are_those_of_the_files(
     state: str, tmp_path: Path, raw_config: Callable[..., dict[str, Any]], train_here: Callable[..., Any]
