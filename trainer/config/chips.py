@@ -207,7 +207,7 @@ def with_reported(train: object, name: object, memory: int = 0) -> tuple[object,
     chip = reported_chip(name) if isinstance(name, str) else None
     gigabytes = memory * 2**20 / 1e9
     if memory and not hardware.get("memory") and (chip is None or gigabytes < WHOLE * chip.memory):
-        hardware = {**hardware, "memory": round(gigabytes, 1)}
+        hardware = {**hardware, "memory": round(gigabytes, 3)}
     given = hardware.get("chip")
     if chip is None or given == chip.name:
         return {**train, "hardware": hardware}, []

@@ -89,6 +89,16 @@ def test_a_training_gets_a_rank_table_only_if_its_job_asks_for_one(tmp_path: Pat
     assert wanted(training + "rank_table: always\n") and not wanted('command: ["true"]\nrank_table: never\n')
 
 
+def test_a_training_over_several_kinds_of_devices_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("train: {model: {layers: 1, hidden: 8, heads: 1}, data: {random: true}, steps: 1}\n")
+    mixed = cluster("cuda", (1, 1, 1))
+    mixed = replace(mixed, nodes=(*mixed.nodes[:2], replace(mixed.nodes[2], kind="npu")))
+    wanted = r"its ranks would be on cuda \(node\[1-2\]\) and npu \(node3\).*-n NODES"
+    with pytest.raises(InputFaults, match=wanted):
+        job_check.check(job.load(path), mixed)
+
+
 def test_an_npu_rank_counts_its_device_in_the_list_of_visible_devices() -> None:
     nodes = cluster("npu", (8, 8))
     env = plan.make_plan(nodes, bare(devices=(4, 5))).nodes[1].processes[1].env
