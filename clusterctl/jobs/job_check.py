@@ -98,7 +98,9 @@ def _problems(job: Job, cluster: Cluster) -> Iterator[Problem]:
         yield ("device_ids",), problem, "device_ids: visible"
     kinds = dict.fromkeys(node.kind for node in cluster.nodes)
     if job.train is not None and len(kinds) > 1:
-        of = {kind: nodeset.fold([node.name for node in cluster.nodes if node.kind == kind]) for kind in kinds}
+        of = {
+            kind: nodeset.fold([node.name for node in cluster.nodes if node.kind == kind]) for kind in kinds
+        }
         problem = f"its ranks would be on {' and '.join(f'{kind} ({names})' for kind, names in of.items())}"
         yield ("train",), problem, "choose nodes of one kind: -n NODES"
     yield from saving_faults(job.train, len(cluster.nodes))
