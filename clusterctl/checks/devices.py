@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from clusterctl.checks.answers import CommandResult, NodeAnswers
+from clusterctl.checks.versions import needed_driver
 from clusterctl.finding import Finding
 from clusterctl.text import device_text
 
@@ -56,6 +59,48 @@ def findings(reply: NodeAnswers) -> Iterator[Finding]:
     yield from _each(reply, seen, tool)
     for device in node.devices:
         yield from _link(reply, device)
+    yield from _touched(reply)
+
+
+def _touched(reply: NodeAnswers) -> Iterator[Finding]:
+    """Yield what torch could not do with the devices, in the library's own words; nothing without torch there."""
+    done = reply.command("touch")
+    if done is None or (done.succeeded and done.out.strip() == "{}"):
+        return
+    show = f"clusterctl exec {reply.node.name} -- {SHOW['npu-smi' if reply.node.kind == 'npu' else 'nvidia-smi']}"
+    answer, driver = _answer_of(done), driver_versions(reply).get("driver", "")
+    remedy = (
+        needed_driver(str(answer.get("torch")), driver) or "driver, CUDA or CANN, and torch must go together"
+    )
+    if not answer:
+        text = f"a first use of its devices by torch {_trouble(done)}"
+        yield Finding("bad", reply.node.name, text, remedy, "devices-use", show)
+        return
+    name, failed = answer["torch"] or "torch", dict[str, list[int]]()
+    for device, error in answer["devices"].items():
+        if error:
+            failed.setdefault(error, []).append(int(device))
+    beside = f" (driver {driver})" if driver else ""
+    for error, devices in failed.items():
+        text = f"{name} cannot use device {device_text(devices)}: {error}{beside}"
+        yield Finding("bad", reply.node.name, text, remedy, "devices-use", show)
+    if answer["sum"]:
+        text = f"{name} cannot add over its devices: {answer['sum']}{beside}"
+        remedy = "NCCL and HCCL need shared memory, and access among the devices"
+        yield Finding("bad", reply.node.name, text, remedy, "devices-use", show)
+    if not failed and not answer["sum"]:
+        yield Finding(
+            "ok", reply.node.name, f"{name} multiplies and adds on all devices", check="devices-use"
+        )
+
+
+def _answer_of(done: CommandResult) -> dict[str, Any]:
+    """Return what the first use of the devices printed last; {} if it printed no result."""
+    try:
+        found = json.loads((done.out.strip().splitlines() or [""])[-1])
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) and {"torch", "devices", "sum"} <= found.keys() else {}
 
 
 def names(reply: NodeAnswers) -> dict[str, int]:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from clusterctl.checks import job_setup
 from clusterctl.checks.answers import CommandResult, Disk, NodeAnswers, PythonVersions
+from clusterctl.checks.devices import driver_versions
 from clusterctl.checks.job_setup import SETUP
 from clusterctl.checks.query import HCCL_PORTS, hccl_base
+from clusterctl.checks.versions import wrong_torch_npu
 from clusterctl.finding import Finding
 from clusterctl.inventory.setup import rank_python
 from clusterctl.text import plural, size
@@ -263,7 +265,7 @@ def libraries(reply: NodeAnswers, quick: bool) -> Iterator[Finding]:
         yield Finding("bad", node.name, text, remedy, "python")
         return
     packages = python.packages
-    yield from _torch_npu(node, packages)
+    yield from _torch_npu(node, packages, driver_versions(reply).get("CANN", ""))
     if quick:
         return
     missing = [name for name in TRAINER if name not in packages]
@@ -282,8 +284,8 @@ def _python(reply: NodeAnswers) -> str:
     return rank_python(reply.node.python, reply.node.setup, reply.of_job.setup if reply.of_job else None)
 
 
-def _torch_npu(node: Node, packages: Mapping[str, str]) -> Iterator[Finding]:
-    """Check torch_npu, which is built for one version of torch, named by its first three numbers."""
+def _torch_npu(node: Node, packages: Mapping[str, str], cann: str) -> Iterator[Finding]:
+    """Check torch_npu, which is built for one CANN and for one torch, named by its first three numbers."""
     torch, plugin = packages.get("torch", ""), packages.get("torch_npu", "")
     if node.kind == "npu" and packages and not plugin:
         remedy = f"install the torch_npu that goes with its torch into {node.python}"
@@ -294,6 +296,8 @@ def _torch_npu(node: Node, packages: Mapping[str, str]) -> Iterator[Finding]:
             f"install torch {'.'.join(_release(plugin))}, or the torch_npu of {'.'.join(_release(torch))}"
         )
         yield Finding("bad", node.name, text, remedy, "torch-npu")
+    elif wrong := wrong_torch_npu(cann, plugin):
+        yield Finding("warning", node.name, *wrong, "torch-npu")
 
 
 def _release(version: str) -> list[str]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.checks import job_setup
+from clusterctl.checks import job_setup, touch
 from clusterctl.checks.answers import Examined, NodeAnswers
 from clusterctl.checks.job_setup import JobSetup, JobSetupAnswer
 from clusterctl.inventory.setup import rank_python, request_for
@@ -29,6 +30,8 @@ HCCL_BASE = dial.HCCL.start
 PACKAGES = ("torch", "torch_npu", "deepspeed", "numpy", "safetensors", "tokenizers")
 # Seconds for one command on a node; npu-smi of sixteen devices takes up to 6.
 TIMEOUT = 20.0
+# Seconds for a process per device to load torch, and for HCCL or NCCL to join them.
+TOUCH_TIMEOUT = 120.0
 
 # Reads the names of installed packages from folders: importing importlib.metadata would take longer than all the rest,
 # and re and json a third of it.
@@ -115,7 +118,15 @@ def questions_for(node: Node, quick: bool = False, of_job: JobSetupAnswer | None
         _npu(node, questions, quick)
     elif node.kind == "cuda":
         _cuda(questions)
+    if node.kind != "cpu" and node.devices and not quick:
+        words = [touch_text(), node.kind, *map(str, node.devices)]
+        questions.commands["touch"] = Question([[python, "-c", *words]], TOUCH_TIMEOUT)
     return questions
+
+
+def touch_text() -> str:
+    """Return the program that uses each device once."""
+    return Path(touch.__file__).read_text(encoding="utf-8")
 
 
 def _npu(node: Node, questions: Questions, quick: bool) -> None:

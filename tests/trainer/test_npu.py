@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.checks.query import touch_text
 from tests.support import weights
 from tests.trainer.conftest import ROOT, free_port
 from trainer.corpus.tokenizer import train_tokenizer
@@ -300,6 +301,16 @@ def test_an_npu_evaluates_what_a_cpu_does(
         assert result["options"].get("weights", "fp32") == ("bf16" if "bf16" in more else "fp32")
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert losses[2] == pytest.approx(losses[0], rel=1e-2) and losses[2] != losses[1]
+
+
+def test_doctor_uses_the_npus_of_a_node(tmp_path: Path, built: Path) -> None:
+    words = [sys.executable, "-c", touch_text(), "npu", "4", "6"]
+    done = subprocess.run(words, env=environment(tmp_path, built), capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert (found["devices"], found["sum"]) == ({"4": "", "6": ""}, "")
+    calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+    seen = {(one["device"], one["ASCEND_RT_VISIBLE_DEVICES"]) for one in calls if one["call"] == "hccl"}
+    assert seen == {(0, "4,6"), (1, "4,6")}
 
 
 def test_where_cann_is_missing_the_fault_is_told_before_torch_is_loaded(tmp_path: Path, built: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -429,6 +432,74 @@ def test_a_launch_asks_the_nodes_for_their_chip() -> None:
     assert "their devices differ: 910B3 on a, 910B1 on b" in launched_on("910B3", "910B1")
     assert "does not fit their memory" in launched_on("910B3", memory=2)
     assert "does not fit their memory" in launched_on("910Z", memory=2)
+
+
+def used(kind: str, printed: str, smi: str = "", **how: Any) -> list[tuple[str, str, str]]:
+    """What doctor says after the first use of a node's two devices printed this."""
+    commands = {"touch": examined.said(printed, **how), "smi": examined.said(smi)}
+    findings = asked(examined.script(a=examined.node(commands=commands)), "a", kind=kind, devices=(0, 1))
+    return [(one.level, one.what, one.remedy) for one in findings if one.check == "devices-use"]
+
+
+GPUS = """\
+0, GPU-a, 535.104.05, 81559, 0, 0, NVIDIA H100 80GB HBM3
+1, GPU-b, 535.104.05, 81559, 0, 0, NVIDIA H100 80GB HBM3
+"""
+
+
+def test_doctor_uses_each_device_and_shows_the_librarys_own_error() -> None:
+    newest = "torch 2.13.0 for CUDA 13.0"
+    printed = json.dumps({"torch": newest, "devices": {"0": "", "1": ""}, "sum": ""})
+    assert used("cuda", printed, GPUS) == [("ok", f"{newest} multiplies and adds on all devices", "")]
+    old = "The NVIDIA driver on your system is too old (found version 12020)."
+    printed = json.dumps({"torch": newest, "devices": {"0": old, "1": old}, "sum": ""})
+    assert used("cuda", printed, GPUS) == [
+        (
+            "bad",
+            f"{newest} cannot use device [0,2): {old} (driver 535.104.05)",
+            "CUDA 13 needs driver 580 or newer: update it, or install a torch that is built for CUDA 12",
+        )
+    ]
+    printed = json.dumps({"torch": "torch 2.9.0 for CUDA 12.8", "devices": {"0": "", "1": "ECC"}, "sum": ""})
+    ((_, text, remedy),) = used("cuda", printed, GPUS)
+    assert text == "torch 2.9.0 for CUDA 12.8 cannot use device [1,2): ECC (driver 535.104.05)"
+    assert remedy == "driver, CUDA or CANN, and torch must go together"
+    printed = json.dumps({"torch": newest, "devices": {"0": "", "1": ""}, "sum": "NCCL error"})
+    assert "cannot add over its devices: NCCL error" in used("cuda", printed, GPUS)[0][1]
+    # Without torch the ranks' Python says nothing of the devices; a driver that hangs does not answer.
+    assert used("cuda", "{}\n", GPUS) == []
+    assert "does not answer" in used("cuda", "", GPUS, exit_code=None, timed_out=True)[0][1]
+    assert "ended with 1: No space left" in used("cuda", "", GPUS, exit_code=1, err="No space left\n")[0][1]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_the_first_use_of_devices_runs_for_real(kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    if kind == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    words = [sys.executable, "-c", query.touch_text(), kind, "3", "5"]
+    found = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    assert found["torch"].startswith(f"torch {torch.__version__}") and found["sum"] == ""
+    assert list(found["devices"]) == ["3", "5"]
+    expected = {""} if kind == "cpu" else {"Torch not compiled with CUDA enabled"}
+    assert set(found["devices"].values()) == expected or torch.version.cuda
+
+
+def test_a_torch_npu_for_another_cann_is_named() -> None:
+    def said(cann: str, plugin: str) -> list[tuple[str, str]]:
+        python = examined.python(torch=".".join(plugin.split(".")[:3]), torch_npu=plugin)
+        files = {"CANN": f"toolkit_installed_version=[{cann}:{cann}]\n"}
+        answer = examined.node(commands={"python": python}, files=files)
+        findings = asked(examined.script(a=answer), "a", kind="npu", devices=())
+        return [(one.what, one.remedy) for one in findings if one.check == "torch-npu"]
+
+    assert said("8.2.RC1", "2.6.0") == [] and said("8.5.0", "2.9.0") == [] and said("7.0.0", "2.6.0") == []
+    assert said("8.2.RC1", "2.8.0") == [
+        (
+            "torch_npu 2.8.0 was made for CANN 8.3, and the node has 8.2.RC1",
+            "torch 2.6.0 with torch_npu 2.6.0, or CANN 8.3",
+        )
+    ]
 
 
 def rdma(level: str, *states: str) -> list[str]:

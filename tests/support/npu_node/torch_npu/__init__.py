@@ -65,6 +65,7 @@ npu = SimpleNamespace(
     Event=_Event,
     is_available=lambda: True,
     is_initialized=lambda: True,
+    init=lambda: None,
     device_count=lambda: len(os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "0,1").split(",")),
     current_device=lambda: int(_library.npu_device()),
     set_device=_set_device,
