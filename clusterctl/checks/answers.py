@@ -30,6 +30,17 @@ class CommandResult:
 
 
 @dataclass(frozen=True)
+class FirstUse:
+    """What the first use of a node's devices printed (touch.py)."""
+
+    torch: str
+    devices: dict[str, str] = field(hash=False)
+    """By device the library's error; "" if it works."""
+    sum: str
+    """The error of the sum over all of them."""
+
+
+@dataclass(frozen=True)
 class Disk:
     """The file system of a path: bytes and inodes for this user."""
 

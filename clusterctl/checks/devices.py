@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from clusterctl.checks.answers import CommandResult, NodeAnswers
+from clusterctl.checks.answers import CommandResult, FirstUse, NodeAnswers
 from clusterctl.checks.versions import needed_driver
 from clusterctl.finding import Finding
 from clusterctl.text import device_text
+from clusterctl.wire.typed_json import BadValue, decode, parse
 
 SHOW = {"npu-smi": "npu-smi info", "nvidia-smi": "nvidia-smi"}
 UNSEEN = ("", "NA", "N/A", "[N/A]", "[Not Supported]")
@@ -70,37 +69,37 @@ def _touched(reply: NodeAnswers) -> Iterator[Finding]:
     show = f"clusterctl exec {reply.node.name} -- {SHOW['npu-smi' if reply.node.kind == 'npu' else 'nvidia-smi']}"
     answer, driver = _answer_of(done), driver_versions(reply).get("driver", "")
     remedy = (
-        needed_driver(str(answer.get("torch")), driver) or "driver, CUDA or CANN, and torch must go together"
+        needed_driver(answer.torch if answer else "", driver)
+        or "driver, CUDA or CANN, and torch must go together"
     )
-    if not answer:
+    if answer is None:
         text = f"a first use of its devices by torch {_trouble(done)}"
         yield Finding("bad", reply.node.name, text, remedy, "devices-use", show)
         return
-    name, failed = answer["torch"] or "torch", dict[str, list[int]]()
-    for device, error in answer["devices"].items():
+    name, failed = answer.torch or "torch", dict[str, list[int]]()
+    for device, error in answer.devices.items():
         if error:
             failed.setdefault(error, []).append(int(device))
     beside = f" (driver {driver})" if driver else ""
     for error, devices in failed.items():
         text = f"{name} cannot use device {device_text(devices)}: {error}{beside}"
         yield Finding("bad", reply.node.name, text, remedy, "devices-use", show)
-    if answer["sum"]:
-        text = f"{name} cannot add over its devices: {answer['sum']}{beside}"
+    if answer.sum:
+        text = f"{name} cannot add over its devices: {answer.sum}{beside}"
         remedy = "NCCL and HCCL need shared memory, and access among the devices"
         yield Finding("bad", reply.node.name, text, remedy, "devices-use", show)
-    if not failed and not answer["sum"]:
+    if not failed and not answer.sum:
         yield Finding(
             "ok", reply.node.name, f"{name} multiplies and adds on all devices", check="devices-use"
         )
 
 
-def _answer_of(done: CommandResult) -> dict[str, Any]:
-    """Return what the first use of the devices printed last; {} if it printed no result."""
+def _answer_of(done: CommandResult) -> FirstUse | None:
+    """Return the last line that the first use of the devices printed; None if it is no result."""
     try:
-        found = json.loads((done.out.strip().splitlines() or [""])[-1])
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) and {"torch", "devices", "sum"} <= found.keys() else {}
+        return decode(FirstUse, parse((done.out.strip().splitlines() or [""])[-1]))
+    except BadValue:
+        return None
 
 
 def names(reply: NodeAnswers) -> dict[str, int]:
