@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from clusterctl.errors import UsageError
+
 # CANN -> the releases of torch_npu for it; a release's first three numbers are those of its torch. Huawei, Ascend
 # Extension for PyTorch, release notes 6.0.0 to 7.3.0 and 26.0.0, table of matching versions.
 TORCH_NPU = {
@@ -22,6 +24,19 @@ def for_cann(cann: str) -> tuple[str, ...]:
     """Return the releases of torch_npu for a CANN such as `8.2.RC1`; () if they are not known."""
     found = re.match(r"[0-9]+\.[0-9]+", cann)
     return TORCH_NPU.get(found[0], ()) if found else ()
+
+
+def pins_for(cann: str, least: tuple[int, int] = (0, 0)) -> list[str]:
+    """Return the newest torch and torch_npu for a CANN as requirements of pip; raise UsageError without them."""
+    fitting = for_cann(cann)
+    if not fitting:
+        raise UsageError(f"--cann {cann}: no torch_npu is known for it", f"one of {', '.join(TORCH_NPU)}")
+    newest = fitting[-1]
+    major, minor, patch = newest.split(".")[:3]
+    if (int(major), int(minor)) < least:
+        problem = f"--cann {cann}: its newest torch is {major}.{minor}.{patch}"
+        raise UsageError(problem, f"the embedded trainer needs torch {least[0]}.{least[1]}: use a newer CANN")
+    return [f"torch=={major}.{minor}.{patch}", f"torch_npu=={newest}"]
 
 
 def wrong_torch_npu(cann: str, plugin: str) -> tuple[str, str] | None:

@@ -37,6 +37,10 @@ WheelFolder = Annotated[
 ]
 
 
+# The oldest torch of the embedded trainer.
+TRAINER_TORCH = (2, 6)
+
+
 @dataclass(frozen=True)
 class EnvironmentOptions:
     """The options of an environment: where it is, and from which wheels it is made."""
@@ -250,8 +254,11 @@ def _words_of(requirements: Sequence[str]) -> list[str]:
     return [word for name in requirements for word in (["-r", name] if Path(name).is_file() else [name])]
 
 
-def _wanted(extra: str | None, requirements: Sequence[str], target: Target) -> tuple[list[str], list[str]]:
+def _wanted(
+    extra: str | None, cann: str, requirements: Sequence[str], target: Target
+) -> tuple[list[str], list[str]]:
     """Return what an extra requires, and all requirements as arguments of pip; raise all errors, also of a target."""
+    from clusterctl.checks.versions import pins_for
     from clusterctl.provision.wheelhouse import check_target, requirements_of_extra
 
     of_extra, words, errors = list[str](), list[str](), Collected()
@@ -260,7 +267,9 @@ def _wanted(extra: str | None, requirements: Sequence[str], target: Target) -> t
     with errors:
         words = _words_of(requirements)
     with errors:
-        if not extra and not requirements:
+        words += pins_for(cann, TRAINER_TORCH if extra else (0, 0)) if cann else ()
+    with errors:
+        if not extra and not cann and not requirements:
             raise UsageError("no requirement is named", "name a requirements file, or --extra train")
     with errors:
         check_target(target)
@@ -280,6 +289,10 @@ def wheelhouse(
         str | None,
         typer.Option(metavar="NAME", help="Also fetch what an extra of clusterctl needs: train, npu."),
     ] = None,
+    cann: Annotated[
+        str,
+        typer.Option(metavar="VERSION", help="Also fetch the torch and torch_npu for this CANN: 8.2."),
+    ] = "",
     python_version: Annotated[
         str,
         typer.Option(
@@ -311,7 +324,7 @@ def wheelhouse(
     )
 
     chosen = Target(python_version, tuple(platform or ()), tuple(map(str, find_links or ())))
-    of_extra, words = _wanted(extra, requirements or (), chosen)
+    of_extra, words = _wanted(extra, cann, requirements or (), chosen)
     lacking = [name for name in WITHOUT_WHEEL if any(line.startswith(name) for line in of_extra)]
     built = built_for(words, [*lacking, *(build or ())])
     lock, count = make_wheelhouse(words, output, replace(chosen, built=built), screen.log)

@@ -104,6 +104,8 @@ LINES = [
     (("fab", "wheels", "up"), "wheels is a folder"),
     (("nodes", "wheelhouse", "--python-version", "99", "six"), "--python-version 99"),
     (("nodes", "wheelhouse", "--platform", "x", "six"), "--platform x"),
+    (("nodes", "wheelhouse", "--cann", "5.1"), "--cann 5.1: no torch_npu is known for it"),
+    (("nodes", "wheelhouse", "--cann", "8.1", "--extra", "train"), "needs torch 2.6: use a newer CANN"),
     (("nodes", "wheelhouse", "--find-links", "nosuch", "six"), "--find-links nosuch"),
     (("nodes", "wheelhouse", ""), "'' is not a requirement"),
     (("nodes", "wheelhouse", "six", "-o", "x.json"), "x.json: File exists"),
