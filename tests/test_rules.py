@@ -26,7 +26,10 @@ ON_NODES = [
     ROOT / "clusterctl" / "client" / "on_node.py",
     ROOT / "clusterctl" / "provision" / "install.py",
     ROOT / "clusterctl" / "transport" / "dial.py",
+    ROOT / "clusterctl" / "checks" / "touch.py",
 ]
+# Of these, what the ranks' Python runs, with its torch.
+RANKS_PYTHON = [ROOT / "clusterctl" / "checks" / "touch.py"]
 # Programs that run by their path, without this package. The other libraries that they may import.
 ALONE = {
     "clusterctl/sandbox/spawn.py": "",
@@ -454,13 +457,14 @@ def test_the_launcher_never_imports_torch() -> None:
         named(path)
         for path in sources("clusterctl")
         for name, _ in imports(parsed(path))
-        if name.split(".")[0] in heavy
+        if name.split(".")[0] in heavy and path not in RANKS_PYTHON
     ]
     assert not found
 
 
 def test_only_its_own_module_knows_deepspeed_and_only_the_device_module_knows_torch_npu() -> None:
     places = {"deepspeed": {"trainer/engine/deepspeed_engine.py"}, "torch_npu": {"trainer/device.py"}}
+    places["torch_npu"] |= {named(path) for path in RANKS_PYTHON}
     for library, allowed in places.items():
         users = {
             named(path)
@@ -594,10 +598,11 @@ def test_few_modules_know_how_a_unit_is_built(unit: str) -> None:
 @pytest.mark.parametrize("path", ON_NODES, ids=lambda path: path.stem)
 def test_what_runs_on_nodes_is_standard_library_and_old_python(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
+    known = {*sys.stdlib_module_names, *(("torch", "torch_npu") if path in RANKS_PYTHON else ())}
     foreign = [
         module
         for module, _ in imports(tree)
-        if module.split(".")[0] not in sys.stdlib_module_names
+        if module.split(".")[0] not in known
         and not module.startswith(("clusterctl.agent", "clusterctl.wire"))
     ]
     assert not foreign
@@ -685,6 +690,8 @@ def test_no_module_goes_against_the_habits() -> None:
     doors.add("clusterctl/client/on_node.py")
     # It reports what a fabfile of the user raised.
     doors.add("clusterctl/ssh/fabfiles.py")
+    # It reports what torch raised.
+    doors.add("clusterctl/checks/touch.py")
     # It answers a client with the status 500 and logs the traceback.
     doors.add("trainer/serve/app.py")
     found = []

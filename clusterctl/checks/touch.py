@@ -40,14 +40,14 @@ def main(kind: str, devices: list[str]) -> None:
             answers.append(os.fdopen(reader))
         # Each child writes a line for its own device, and another one for the sum, which waits for all.
         own = [json.loads(answer.readline() or "{}") for answer in answers]
-        failed = any(one.get("error", "it ended") for one in own)
+        failed = any(entry.get("error", "it ended") for entry in own)
         with open(f"{folder}/aside", "w") as file:
             file.write("no" if failed else "yes")
         os.rename(f"{folder}/aside", f"{folder}/go")
         sums = [json.loads(answer.readline() or "{}") for answer in answers]
-    torch = next((one["torch"] for one in own if one.get("torch")), "")
-    by_device = {device: one.get("error", "it ended") for device, one in zip(devices, own)}  # noqa: B905
-    total = next((one["error"] for one in sums if one.get("error")), "")
+    torch = next((entry["torch"] for entry in own if entry.get("torch")), "")
+    by_device = {device: entry.get("error", "it ended") for device, entry in zip(devices, own)}  # noqa: B905
+    total = next((entry["error"] for entry in sums if entry.get("error")), "")
     print(json.dumps({"torch": torch, "devices": by_device, "sum": "" if failed else total}))
 
 
