@@ -15,7 +15,7 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandInfo
 
-from clusterctl.backends.backend import QUEUES
+from clusterctl.backends.backend import KNOWN, QUEUES
 from clusterctl.cli import option_fields, options
 from clusterctl.cli.given_once import refuse_contradictions, united
 from clusterctl.cli.kind_option import WithKind
@@ -112,14 +112,16 @@ TABLE = {
     "plan": Verb("Show what a job would do, and all its errors", "launch.plan:plan"),
     "schema": Verb("Print the JSON schema of job files", "launch.schema:schema"),
     "launch": Verb("Start a job and follow it", "launch.start:launch", ssh=True),
-    "submit": Verb("Submit a job to a batch system or Kubernetes"),
+    "submit": Verb(f"Submit a job to a batch system or {KNOWN['pods'].title}"),
     **{
         f"submit {name}": Verb(f"Submit a job to {known.title}", "launch.submit:to_queue", made_for=name)
         for name, known in QUEUES.items()
     },
     "submit start": Verb("Start a submitted run in its job", "launch.queue_job:start", hidden=True),
-    "submit k8s": Verb("Submit a job to Kubernetes", "launch.submit_pods:k8s"),
-    "submit modelarts": Verb("Print a job as a request of ModelArts", "launch.submit_pods:modelarts"),
+    **{
+        f"submit {verb.name}": Verb(verb.help, f"launch.submit_pods:{verb.name}")
+        for verb in KNOWN["pods"].verbs
+    },
     "attach": Verb("Follow a run that is active", "launch.run:attach", ssh=True),
     "resume": Verb("Start an ended run again", "launch.start:resume", ssh=True),
     "runs": Verb("List runs, newest first", "runs.runs:runs"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.backends.backend import QUEUES
+from clusterctl.backends.backend import KNOWN, QUEUES
 
 EXAMPLES = {
     "": """
@@ -240,15 +240,12 @@ EXAMPLES = {
     """
         for name, known in QUEUES.items()
     },
-    "submit k8s": """
-        clusterctl submit k8s job.yaml --kind jobset
-        clusterctl submit k8s job.yaml --kind acjob --print
-        clusterctl submit k8s job.yaml --kind jobset --delete
-    """,
-    "submit modelarts": """
-        clusterctl submit modelarts job.yaml --print
-        clusterctl submit modelarts job.yaml --print --image group/train:2
-    """,
+    **{
+        f"submit {verb.name}": "\n".join(
+            f"clusterctl submit {verb.name} job.yaml {more}" for more in verb.examples
+        )
+        for verb in KNOWN["pods"].verbs
+    },
     "attach": """
         clusterctl attach
         clusterctl attach last --quiet

@@ -17,7 +17,7 @@ from clusterctl.errors import UsageError
 from clusterctl.settings import SANDBOX, Settings, duration, load_settings
 
 if TYPE_CHECKING:
-    from clusterctl.backends.detect import Place
+    from clusterctl.backends.pods.detect import Place
     from clusterctl.client.node_choice import Choice
     from clusterctl.client.session import Reach
     from clusterctl.inventory.cluster import Cluster, Node
@@ -312,7 +312,7 @@ def place_here() -> Place | None:
     settings = load_settings()
     if settings.cluster != Settings.cluster or Path(settings.cluster).exists():
         return None
-    from clusterctl.backends.detect import detect, surroundings
+    from clusterctl.backends.pods.detect import detect, surroundings
 
     place = detect(surroundings())
     return place if place is not None and not place.platform.reaches_others else None

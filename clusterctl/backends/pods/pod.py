@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.backends.detect import DEFAULT_PORT, Place, with_count
 from clusterctl.backends.pods import rank_table
+from clusterctl.backends.pods.detect import DEFAULT_PORT, Place, with_count
 from clusterctl.checkpoints.pod_uploads import bring_from_store
 from clusterctl.checkpoints.stored import access_of
 from clusterctl.environment import environment

@@ -19,7 +19,7 @@ from clusterctl.cli.options import ClusterFile, Json, cluster_of, has_inventory
 from clusterctl.errors import InputFaults
 
 if TYPE_CHECKING:
-    from clusterctl.backends.detect import Place
+    from clusterctl.backends.pods.detect import Place
     from clusterctl.inventory.cluster import Cluster
     from clusterctl.ssh.choose import SshChoice
     from clusterctl.ssh.host_keys import SeenKey
@@ -89,7 +89,7 @@ def list_nodes(
 
 def _place() -> Place | None:
     """Return the platform of this process; report and ignore a platform whose variables contradict each other."""
-    from clusterctl.backends.detect import detect, surroundings
+    from clusterctl.backends.pods.detect import detect, surroundings
 
     try:
         return detect(surroundings())

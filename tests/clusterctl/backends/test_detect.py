@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.backends.detect import PLATFORMS, Place, Surroundings, detect, with_count
+from clusterctl.backends.pods.detect import PLATFORMS, Place, Surroundings, detect, with_count
 from clusterctl.errors import InputFaults
 from clusterctl.wire import contract
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.backends.detect import Surroundings, detect
+from clusterctl.backends.pods.detect import Surroundings, detect
 from clusterctl.backends.pods.kinds import KINDS, manifests_of
 from clusterctl.backends.pods.request import PodRequest, request_for
 from clusterctl.errors import InputFaults

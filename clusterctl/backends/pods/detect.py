@@ -49,6 +49,8 @@ class Platform:
     """Whether each process of this platform is a rank already."""
     reaches_others: bool = False
     """Whether one process reaches the other nodes, so that it starts their ranks too."""
+    folds: bool = False
+    """Whether the peers are a node list with ranges."""
 
 
 _OURS = contract.POD_PLATFORM
@@ -62,7 +64,8 @@ PLATFORMS = (
              count=("OMPI_COMM_WORLD_SIZE",), master=("MASTER_ADDR",), port=("MASTER_PORT",),
              devices=_DEVICES, local_size="OMPI_COMM_WORLD_LOCAL_SIZE"),
     Platform("slurm", "Slurm", ("SLURM_JOB_ID",), ("SLURM_NODEID",), count=("SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
-             peers=("SLURM_JOB_NODELIST", "SLURM_NODELIST"), devices=("SLURM_GPUS_ON_NODE",), reaches_others=True),
+             peers=("SLURM_JOB_NODELIST", "SLURM_NODELIST"), devices=("SLURM_GPUS_ON_NODE",), reaches_others=True,
+             folds=True),
     Platform("modelarts", "ModelArts", ("MA_NUM_HOSTS",), ("VC_TASK_INDEX", "MA_TASK_INDEX"),
              count=("MA_NUM_HOSTS",), peers=("VC_WORKER_HOSTS",), devices=("MA_NUM_GPUS",)),
     Platform("volcengine", "volcengine", ("MLP_WORKER_NUM",), ("MLP_ROLE_INDEX",),
@@ -282,8 +285,8 @@ class _Reader:
         patterns = self.platform.peers
         names = [name for name in self.seen.variables for each in patterns if fnmatchcase(name, each)]
         names = names if any("*" in each for each in patterns) else names[:1]
-        if self.platform.name == "slurm":
-            return self._slurm_nodes(), None
+        if self.platform.folds:
+            return self._folded_nodes(), None
         # Volcano sorts tasks of several kinds so: the master first, then the workers.
         names.sort(key=lambda name: ("MASTER" not in name, name))
         lists = {name: self._text([name]).replace(";", ",") for name in names}
@@ -306,7 +309,7 @@ class _Reader:
         """Return addresses without the ports that some platforms add, as in `10.0.0.1:2222`."""
         return tuple(re.sub(r"\A([^:]+):[0-9]+\Z", r"\1", peer) for peer in peers)
 
-    def _slurm_nodes(self) -> tuple[str, ...]:
+    def _folded_nodes(self) -> tuple[str, ...]:
         from clusterctl.hostfile import node_lists
 
         entries, faults = node_lists.from_variables(dict(self.seen.variables))
