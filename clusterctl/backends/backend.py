@@ -94,16 +94,6 @@ class Backend:
 
 
 @dataclass(frozen=True)
-class Submit:
-    """A verb that submits a job to a platform."""
-
-    name: str
-    help: str
-    examples: tuple[str, ...]
-    """The words after `clusterctl submit NAME job.yaml`."""
-
-
-@dataclass(frozen=True)
 class Known:
     """What is known of a backend before its folder is loaded, which takes longer."""
 
@@ -116,8 +106,6 @@ class Known:
     """The program that submits a batch file, where no other batch system has one of this name."""
     example: str = ""
     """For a batch system, keys of a job's part that show what can be asked for."""
-    verbs: tuple[Submit, ...] = ()
-    """For a platform, the verbs below `submit`; a batch system has one of its own name."""
 
 
 # The backends by their folders, which are also the names of their parts of a job.
@@ -134,23 +122,13 @@ KNOWN = {
     ),
     "pbs": Known("PBS", "pbs.json", ("PBS_NODEFILE",), "", "pbs.nodes=4 pbs.resources=ngpus=4"),
     "lsf": Known("LSF", "lsf.json", ("LSB_MCPU_HOSTS",), "bsub", "lsf.nodes=4 lsf.time=60"),
-    "pods": Known(
-        "Kubernetes",
-        "kubernetes.json",
-        verbs=(
-            Submit(
-                "k8s",
-                "Submit a job to Kubernetes",
-                ("--kind jobset", "--kind acjob --print", "--kind jobset --delete"),
-            ),
-            Submit(
-                "modelarts",
-                "Print a job as a request of ModelArts",
-                ("--print", "--print --image group/train:2"),
-            ),
-        ),
-    ),
+    "pods": Known("Kubernetes", "kubernetes.json"),
 }
+# Name, help and examples of each verb that submits a job to a platform; a batch system has one of its own name.
+PLATFORM_VERBS = (
+    ("k8s", "Submit a job to Kubernetes", "--kind jobset", "--kind acjob --print", "--kind jobset --delete"),
+    ("modelarts", "Print a job as a request of ModelArts", "--print", "--print --image group/train:2"),
+)
 QUEUES = {name: known for name, known in KNOWN.items() if known.variables}
 OVER_SSH = Known("SSH", "")
 SSH = Backend()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.backends.backend import KNOWN, QUEUES
+from clusterctl.backends.backend import PLATFORM_VERBS, QUEUES
 
 EXAMPLES = {
     "": """
@@ -241,10 +241,8 @@ EXAMPLES = {
         for name, known in QUEUES.items()
     },
     **{
-        f"submit {verb.name}": "\n".join(
-            f"clusterctl submit {verb.name} job.yaml {more}" for more in verb.examples
-        )
-        for verb in KNOWN["pods"].verbs
+        f"submit {name}": "\n".join(f"clusterctl submit {name} job.yaml {words}" for words in shown)
+        for name, _, *shown in PLATFORM_VERBS
     },
     "attach": """
         clusterctl attach

@@ -13,6 +13,7 @@ import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.cli.nodes.fab import choice_of
+from clusterctl.cli.options import flag, option
 from clusterctl.errors import Collected, Fault, InputFaults, UsageError
 from clusterctl.settings import load_settings
 
@@ -47,30 +48,19 @@ class EnvironmentOptions:
 
     lock: LockFile = None
     wheelhouse: WheelFolder = None
-    bundle: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="An archive of `clusterctl bundle`, instead of lock file and wheels.",
-        ),
-    ] = None
-    env: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="Path of the environment on the nodes. Default: from `python` of the inventory.",
-        ),
-    ] = None
-    base: Annotated[
-        str, typer.Option(metavar="PYTHON", help="The Python on the nodes that makes the environment.")
-    ] = "python3"
-    prune: Annotated[
-        bool, typer.Option("--prune", help="Delete earlier environments that no process uses.")
-    ] = False
-    relay: Annotated[
-        str,
-        typer.Option(metavar="auto|on|off|plain", help="How to copy wheels to the nodes, as for `push`."),
-    ] = "auto"
+    bundle: Path | None = option(
+        "An archive of `clusterctl bundle`, instead of lock file and wheels.", metavar="FILE"
+    )
+    env: str | None = option(
+        "Path of the environment on the nodes. Default: from `python` of the inventory.", metavar="PATH"
+    )
+    base: str = option(
+        "The Python on the nodes that makes the environment.", default="python3", metavar="PYTHON"
+    )
+    prune: bool = flag("Delete earlier environments that no process uses.")
+    relay: str = option(
+        "How to copy wheels to the nodes, as for `push`.", default="auto", metavar="auto|on|off|plain"
+    )
 
 
 def setup(
@@ -282,37 +272,21 @@ def wheelhouse(
         list[str] | None,
         typer.Argument(metavar="REQUIREMENT...", help="Requirement files, or packages as pip names them."),
     ] = None,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder to write the wheels to.")
-    ] = Path("wheelhouse"),
-    extra: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Also fetch what an extra of clusterctl needs: train, npu."),
-    ] = None,
-    cann: Annotated[
-        str,
-        typer.Option(metavar="VERSION", help="Also fetch the torch and torch_npu for this CANN: 8.2."),
-    ] = "",
-    python_version: Annotated[
-        str,
-        typer.Option(
-            metavar="VERSION", help="The Python version of the nodes: 3.11. Default: of this Python."
-        ),
-    ] = "",
-    platform: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TAG", help="The platform of the nodes: manylinux_2_28_aarch64. Can be repeated."
-        ),
-    ] = None,
-    build: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Build a wheel for a package that has only sources."),
-    ] = None,
-    find_links: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FOLDER", help="A folder with wheels of your own."),
-    ] = None,
+    output: Path = option(
+        "The folder to write the wheels to.", "-o", "--output", default=Path("wheelhouse"), metavar="FOLDER"
+    ),
+    extra: str | None = option("Also fetch what an extra of clusterctl needs: train, npu.", metavar="NAME"),
+    cann: str = option(
+        "Also fetch the torch and torch_npu for this CANN: 8.2.", default="", metavar="VERSION"
+    ),
+    python_version: str = option(
+        "The Python version of the nodes: 3.11. Default: of this Python.", default="", metavar="VERSION"
+    ),
+    platform: list[str] | None = option(
+        "The platform of the nodes: manylinux_2_28_aarch64. Can be repeated.", metavar="TAG"
+    ),
+    build: list[str] | None = option("Build a wheel for a package that has only sources.", metavar="NAME"),
+    find_links: list[Path] | None = option("A folder with wheels of your own.", metavar="FOLDER"),
 ) -> None:
     """Fetch the wheels of some requirements with all they depend on, and write a lock file with their hashes. This
     needs internet, or pip's own settings for a mirror."""
@@ -332,25 +306,18 @@ def wheelhouse(
 
 
 def bundle(
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help="The archive to write.")
-    ] = Path("bundle.tar"),
+    output: Path = option(
+        "The archive to write.", "-o", "--output", default=Path("bundle.tar"), metavar="FILE"
+    ),
     lock: LockFile = None,
     wheelhouse: WheelFolder = None,
-    code: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Also pack this folder, without the files that .gitignore names."
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Also pack the file of a tokenizer. Can be repeated."),
-    ] = None,
-    unpack: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Verify this archive, and write its files to -o."),
-    ] = None,
+    code: Path | None = option(
+        "Also pack this folder, without the files that .gitignore names.", metavar="FOLDER"
+    ),
+    tokenizer: list[Path] | None = option(
+        "Also pack the file of a tokenizer. Can be repeated.", metavar="FILE"
+    ),
+    unpack: Path | None = option("Verify this archive, and write its files to -o.", metavar="FILE"),
     force: options.Force = False,
     as_json: options.Json = False,
 ) -> None:
