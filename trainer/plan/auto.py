@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from clusterctl.wire.train_summary import AutoChoice, CandidateLayout, Hardware
 from trainer.config.layout import Layout
 from trainer.config.parts import RecomputeConfig
 from trainer.config.rules import between_keys
+from trainer.config.train_config import TrainConfig
 from trainer.plan.hardware import hardware_of
 from trainer.plan.memory import stages
 from trainer.plan.time import Cost, cost
-
-if TYPE_CHECKING:
-    from trainer.config.train_config import TrainConfig
 
 # Times that differ by less than this fraction count as equal.
 TRUSTED = 0.03

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.wire.train_summary import CorpusUse
 from trainer.config.data import Source
 from trainer.config.glm import SPECIAL_TOKENS
+from trainer.config.train_config import TrainConfig
 from trainer.corpus.indexed import Index, bin_path, look
 from trainer.corpus.tokenizer import Tokenizer
 from trainer.corpus.verify import id_range, other_tokenizer, recorded_largest_id
@@ -18,9 +18,6 @@ from trainer.samples.dataset import WHOLE
 from trainer.samples.gpt import tokens_of
 from trainer.samples.known_ids import ids_fault, text_ids
 from trainer.splits import SPLITS, split_bounds
-
-if TYPE_CHECKING:
-    from trainer.config.train_config import TrainConfig
 
 
 def check_corpora(

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainer.config.same_model import init_faults
+from trainer.config.train_config import TrainConfig
 from trainer.errors import Fault, TrainerError
 from trainer.files import first_of
-
-if TYPE_CHECKING:
-    from trainer.config.train_config import TrainConfig
 
 SOURCE = "train.init.source"
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from clusterctl.wire.train_summary import CorpusUse, Hardware
 from trainer.config.layout import Layout, accumulation
 from trainer.config.model import ModelConfig
 from trainer.config.model_sizes import SIZES
 from trainer.config.parts import ProfileConfig
+from trainer.config.train_config import TrainConfig
 from trainer.plan.memory import Memory
-
-if TYPE_CHECKING:
-    from trainer.config.train_config import TrainConfig
-
 
 # Fraction of a step; with a larger pipeline bubble most layouts without a pipeline are faster.
 BUBBLE = 0.25

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from clusterctl.wire.train_summary import Hardware
 from native.compiled.library import attention_level
 from trainer.config.chips import NAMED, Chip, default_chip
-
-if TYPE_CHECKING:
-    from trainer.config.train_config import TrainConfig
-
+from trainer.config.train_config import TrainConfig
 
 # GB/s of CPU memory for one device's offloaded optimizer: eight memory channels for eight devices.
 UPDATED_GBYTES = 20.0

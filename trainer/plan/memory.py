@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from native.vocabulary import tokens_at_a_time
 from trainer.config.attention import WIDE, AttentionCore
@@ -20,13 +19,10 @@ from trainer.config.layout import (
     stage_pieces,
 )
 from trainer.config.lora import adapter_parameters
+from trainer.config.train_config import TrainConfig
 from trainer.plan import activations as kept
 from trainer.plan.activations import MicroBatch
 from trainer.plan.hardware import chip_of
-
-if TYPE_CHECKING:
-    from trainer.config.train_config import TrainConfig
-
 
 # Bytes that a CPU's libraries use once they compute: code and packed matrices.
 LIBRARIES = 66_000_000

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.wire.train_summary import (
     CorpusUse,
@@ -24,16 +23,13 @@ from trainer.config.layout import Layout, accumulation
 from trainer.config.train_config import TrainConfig
 from trainer.errors import Fault
 from trainer.json_types import JsonObject
+from trainer.plan.auto import Choice
 from trainer.plan.checkpoints import checkpoint_cost, disk_faults
 from trainer.plan.checks import lint, name_notes
 from trainer.plan.hardware import hardware_of
 from trainer.plan.memory import Stage, learned_parameters, learned_sizes, sizes_of, stages
 from trainer.plan.resolve import plan_config
 from trainer.plan.time import CONVENTIONS, Cost, cost, passes_of, per_token, shortened
-
-if TYPE_CHECKING:
-    from trainer.plan.auto import Choice
-
 
 # Bytes of a number in files: the optimizer has masters, two moments and gradients, all in fp32 in every precision.
 ON_DISK = {"offload_optimizer": 4 * WIDE, "offload_param": WIDE}

@@ -9,19 +9,15 @@ It also counts floating point operations per token, by each usual convention; th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from clusterctl.wire.train_summary import Hardware
 from trainer.config.attention import WIDE
 from trainer.config.layout import Layout, accumulation
 from trainer.config.model import ModelConfig
+from trainer.config.train_config import TrainConfig
 from trainer.plan.activations import MicroBatch
 from trainer.plan.hardware import UPDATED_GBYTES
 from trainer.plan.memory import layer_ranges, learned_sizes, micro_batch_of, moves_optimizer, sizes_of
-
-if TYPE_CHECKING:
-    from trainer.config.train_config import TrainConfig
-
 
 UPDATE = (
     # Bytes per parameter that AdamW reads (weight, gradient, two moments) and writes (all but the gradient).
