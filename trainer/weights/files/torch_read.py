@@ -126,10 +126,11 @@ def read_torch(file: Path) -> Any:
 
 def read_torch_part(file: Path, start: int, length: int) -> Any:
     """Return the object that torch.save wrote into a part of a file."""
-    with _failures(file), file.open("rb") as stream:
+    with _failures(file):
         if not 0 <= start <= start + length <= file.stat().st_size:
             raise CheckpointError(f"{file}: ends before byte {start + length:,}, which an entry needs")
-        return _read_archive(file, _Window(stream, start, length), start)
+        with _Window(file, start, length) as stream:
+            return _read_archive(file, stream, start)
 
 
 def read_pickle(file: Path) -> Any:
@@ -155,36 +156,26 @@ def _failures(file: Path) -> Iterator[None]:
         raise CheckpointError(f"{file}: not a file of torch.save, or damaged: {error}") from None
 
 
-class _Window(io.RawIOBase):
+class _Window(io.FileIO):
     """A part of a file as a file."""
 
-    def __init__(self, stream: BinaryIO, start: int, length: int) -> None:
-        self._stream, self._start, self._length, self._at = stream, start, length, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
+    def __init__(self, file: Path, start: int, length: int) -> None:
+        super().__init__(file)
+        self._start, self._length = start, length
+        self.seek(0)
 
     def tell(self) -> int:
-        return self._at
+        return super().tell() - self._start
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self._length}[whence]
         if base + offset < 0:
             raise ValueError("a place before the beginning")
-        self._at = base + offset
-        return self._at
+        return super().seek(self._start + base + offset) - self._start
 
-    def readinto(self, target: Any) -> int:
-        view = memoryview(target).cast("B")
-        count = max(0, min(len(view), self._length - self._at))
-        self._stream.seek(self._start + self._at)
-        content = self._stream.read(count)
-        view[: len(content)] = content
-        self._at += len(content)
-        return len(content)
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._length - self.tell())
+        return super().read(left if size is None or size < 0 else min(size, left)) or b""
 
 
 # -- the format since torch 1.6: a zip archive ---------------------------------------------------------------
@@ -193,7 +184,7 @@ class _Window(io.RawIOBase):
 def _read_archive(file: Path, stream: BinaryIO | _Window, base: int) -> Any:
     """Return the object in an archive that begins at byte `base` of the file."""
     size = stream.seek(0, io.SEEK_END)
-    with zipfile.ZipFile(cast(BinaryIO, stream)) as archive:
+    with zipfile.ZipFile(stream) as archive:
         entries = archive.infolist()
         if len(entries) > MOST_ENTRIES:
             raise CheckpointError(f"{file}: has {len(entries):,} entries")
@@ -285,30 +276,13 @@ def _read_old(file: Path, stream: BinaryIO) -> Any:
 
 def _scan(file: Path, content: bytes) -> int:
     """Return where the first pickle in `content` ends; refuse a pickle that makes the reader allocate too much."""
-    for opcode, argument, _ in (stream := Opcodes(content)):
+    stream = io.BytesIO(content)
+    for opcode, argument, _ in pickletools.genops(stream):
         if "PUT" in opcode.name and isinstance(argument, int) and argument > len(content):
             raise CheckpointError(f"{file}: its pickle asks for {argument:,} memory cells")
         if opcode.name.startswith("EXT"):
             raise CheckpointError(f"{file}: its pickle uses the registry of extensions")
-    return stream.end
-
-
-class Opcodes:
-    """The opcodes of the first pickle in some bytes; afterwards `end` is where it ends."""
-
-    def __init__(self, content: bytes) -> None:
-        self._stream = io.BytesIO(content)
-        self._opcodes = pickletools.genops(self._stream)
-
-    def __iter__(self) -> Opcodes:
-        return self
-
-    def __next__(self) -> tuple[Any, Any, int | None]:
-        return next(self._opcodes)
-
-    @property
-    def end(self) -> int:
-        return self._stream.tell()
+    return stream.tell()
 
 
 def _unpickle(file: Path, content: bytes, storage: Callable[[torch.dtype, str, int], Storage]) -> Any:
