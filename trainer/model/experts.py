@@ -8,6 +8,7 @@ of their experts and back (all-to-all).
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from trainer.config.model import ModelConfig
 from trainer.model.cuts import Cut
 from trainer.model.feed_forward import Activation, FeedForward
 from trainer.model.router import Router, counts_of
-from trainer.parallel.tensor import Parallel
+from trainer.parallel.tensor import Parallel, exchanged
 
 
 class ExpertLinear(nn.Module):
@@ -64,7 +65,7 @@ class Experts(nn.Module):
         # A tensor is the weight of a captured pass, whose value the host does not know.
         if self.config.aux_loss and (isinstance(aux_weight, Tensor) or aux_weight):
             loss = self.router.imbalance(chances, chosen)
-            mixed = _apply(_Attached, mixed, loss, aux_weight, self.config.aux_loss)
+            mixed = _Attached.apply(mixed, loss, aux_weight, self.config.aux_loss)  # type: ignore[no-untyped-call]
         return mixed
 
     def _within_capacity(self, chosen: Tensor, batch: int) -> Tensor | float:
@@ -119,26 +120,22 @@ class Experts(nn.Module):
         # How many rows each rank sends for each expert.
         table = self.parallel.gather(counts.view(1, -1), 0).view(size, size, self.own)
         sent, received = table[rank].sum(-1).tolist(), table[:, rank].sum(-1).tolist()
-        arrived = _apply(
-            _Exchanged, self.ops.embedding(places // self.config.top_k, tokens), sent, received, self.parallel
+        there, back = (
+            partial(_exchange, sent=given, received=taken, group=self.parallel.group)
+            for given, taken in ((sent, received), (received, sent))
         )
+        arrived = exchanged(self.ops.embedding(places // self.config.top_k, tokens), there, back)
         of_expert = torch.arange(self.own, device=counts.device).repeat(size)
         of_expert = of_expert.repeat_interleave(table[:, rank].flatten())
         order = torch.argsort(of_expert, stable=True)
         results = self._run(arrived[order], counts_of(of_expert, self.own))
         results = results[torch.argsort(order)]
-        returned = _apply(_Exchanged, results, received, sent, self.parallel)
-        return self._mixed(returned, places, weights)
+        return self._mixed(exchanged(results, back, there), places, weights)
 
     def _run(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return the results of this rank's experts; rows are sorted by expert, `counts` are the rows of each."""
         result: Tensor = self.down(self.activation(self.up(rows, counts)), counts)
         return result
-
-
-def _apply(function: Any, *arguments: Any) -> Tensor:
-    result: Tensor = function.apply(*arguments)
-    return result
 
 
 class _Attached(torch.autograd.Function):
@@ -158,21 +155,8 @@ class _Attached(torch.autograd.Function):
         return upstream, ctx.weight, None, None
 
 
-class _Exchanged(torch.autograd.Function):
-    """Sends rows to other ranks: the first `sent[0]` to rank 0, and so on."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], parallel: Parallel) -> Tensor:
-        ctx.sent, ctx.received, ctx.parallel = sent, received, parallel
-        return _exchange(rows, sent, received, parallel)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
-        return _exchange(upstream, ctx.received, ctx.sent, ctx.parallel), None, None, None
-
-
-def _exchange(rows: Tensor, sent: list[int], received: list[int], parallel: Parallel) -> Tensor:
+def _exchange(rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+    """Send rows to other ranks: the first `sent[0]` to rank 0, and so on."""
     out = rows.new_empty(sum(received), rows.shape[1])
-    dist.all_to_all_single(out, rows.contiguous(), received, sent, group=parallel.group)
+    dist.all_to_all_single(out, rows.contiguous(), received, sent, group=group)
     return out
