@@ -31,7 +31,7 @@ from trainer.checkpoint.store import (
     verify_file,
 )
 from trainer.errors import CheckpointError
-from trainer.files import replace_file
+from trainer.files import first_of, replace_file
 from trainer.parallel.group import Group
 
 Fits = Callable[[Checkpoint], None]
@@ -173,5 +173,5 @@ def _check_keys(checkpoint: Checkpoint, parts: Sequence[Part]) -> None:
     """Refuse a checkpoint that lacks tensors of the model, or has them in another shape."""
     wrong = sorted({part.key for part in parts if checkpoint.table.get(part.key) != part.shape})
     if wrong:
-        some = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-        raise CheckpointError(f"{checkpoint.path}: lacks tensors of this model or has other shapes: {some}")
+        problem = f"{checkpoint.path}: lacks tensors of this model or has other shapes: "
+        raise CheckpointError(problem + first_of(wrong, 5))

@@ -17,9 +17,10 @@ from trainer.weights.attention import Rows
 from trainer.weights.contents import Contents, Progress
 from trainer.weights.files.deepspeed import Saved, files_of, read_step, step_folder
 from trainer.weights.files.torch_read import attributes, read_torch
+from trainer.weights.files.torch_state import flat
 from trainer.weights.known_sizes import heads_for, vocab_for
 from trainer.weights.lazy import Lazy
-from trainer.weights.megatron.names import core_name, core_of, flat, layer_of
+from trainer.weights.megatron.names import core_name, core_of, layer_of
 from trainer.weights.megatron.ranks import mapped
 from trainer.weights.ours import shapes_for
 

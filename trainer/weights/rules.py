@@ -14,6 +14,7 @@ from trainer.checkpoint.part import MOMENTS
 from trainer.config.lora import module_of, sections_of
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
+from trainer.files import first_of
 from trainer.weights.attention import Rows, from_sections, in_sections
 from trainer.weights.lazy import Lazy, Shape, one_of, rows_of, stacked, together, transposed
 
@@ -175,15 +176,11 @@ def refuse_unknown(
     unknown = sorted(name for name in set(found) - set(needed) if not re.fullmatch(ignored, name))
     faults = []
     if missing:
-        faults.append(f"{source}: lacks {_listed(missing)}")
+        faults.append(f"{source}: lacks {first_of(missing, 4)}")
     if unknown:
-        faults.append(f"{source}: contains {_listed(unknown)}, which this kind of model does not have")
+        faults.append(f"{source}: contains {first_of(unknown, 4)}, which this kind of model does not have")
     if faults:
         raise CheckpointError("\n".join(faults), "check that the config belongs to these weights")
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def check_shapes(source: str, wanted: Mapping[str, Shape], found: Mapping[str, Lazy]) -> None:

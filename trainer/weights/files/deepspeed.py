@@ -15,8 +15,8 @@ from typing import Any
 
 from trainer.checkpoint.part import MOMENTS
 from trainer.errors import CheckpointError
-from trainer.weights.files.torch_read import attributes, read_torch
-from trainer.weights.files.torch_state import by_name, is_same, masters_of
+from trainer.weights.files.torch_read import attributes, read_torch, read_torch_dict
+from trainer.weights.files.torch_state import by_name, flat, is_same, masters_of, number_of
 from trainer.weights.lazy import Lazy, NamedState, Shape, rows_of, shaped, stacked
 
 POINTERS = ("latest_universal", "latest")
@@ -83,7 +83,7 @@ def read_step(folder: Path) -> Saved:
     first = {mp: file for (dp, mp), file in models.items() if dp == 0}
     if not first or sorted(first) != list(range(len(first))):
         raise CheckpointError(f"{folder}: lacks some of mp_rank_XX_model_states.pt")
-    documents = [_document(first[mp]) for mp in range(len(first))]
+    documents = [read_torch_dict(first[mp]) for mp in range(len(first))]
     if (folder / UNIVERSAL).is_dir():
         state, steps = _universal(folder / UNIVERSAL)
         return Saved(folder, [state], documents[0], steps)
@@ -119,7 +119,7 @@ def _layers(folder: Path, ranks: int) -> list[dict[int, Mapping[str, Lazy]]]:
             raise CheckpointError(f"{file}: there is no model parallel rank {min(model, len(found))}")
         if model == len(found):
             found.append({})
-        found[model][layer] = _tensors(read_torch(file), file)
+        found[model][layer] = dict(flat(read_torch(file), file))
     if found and (ranks % len(found) or any(set(own) != set(found[0]) for own in found)):
         problem = f"{folder}: lacks layer_NN-model_NN-model_states.pt of some rank or layer"
         raise CheckpointError(problem, "copy the files of all ranks")
@@ -131,29 +131,10 @@ def _by_layer(layers: Mapping[int, Mapping[str, Lazy]]) -> dict[str, Lazy]:
     return {f"{number}.{name}": tensor for number, layer in layers.items() for name, tensor in layer.items()}
 
 
-def _document(file: Path) -> Mapping[str, Any]:
-    document = read_torch(file)
-    if not isinstance(document, dict):
-        raise CheckpointError(f"{file}: not a dict")
-    return document
-
-
 def _module(document: Mapping[str, Any], file: Path) -> dict[str, Lazy]:
     """Return the tensors of the module; {} for a pipeline, which has a file per layer instead."""
     module = document.get("module")
-    return {} if module is None else _tensors(module, file)
-
-
-def _tensors(document: object, file: Path, prefix: str = "", depth: int = 0) -> dict[str, Lazy]:
-    if not isinstance(document, dict) or depth > 12:
-        raise CheckpointError(f"{file}: the state of the model is not a dict of tensors")
-    found: dict[str, Lazy] = {}
-    for key, value in document.items():
-        if isinstance(value, Lazy):
-            found[f"{prefix}{key}"] = value
-        elif isinstance(value, dict):
-            found |= _tensors(value, file, f"{prefix}{key}.", depth + 1)
-    return found
+    return {} if module is None else dict(flat(module, file))
 
 
 # -- ZeRO 1 to 3 ----------------------------------------------------------------------------------------------
@@ -173,7 +154,9 @@ def _with_shards(
     """
     if sorted(files) != list(range(len(files))):
         raise CheckpointError(f"{folder}: lacks some of zero_pp_rank_X_mp_rank_{mp:02d}_optim_states.pt")
-    documents = [attributes(_document(files[dp]).get("optimizer_state_dict")) for dp in range(len(files))]
+    documents = [
+        attributes(read_torch_dict(files[dp]).get("optimizer_state_dict")) for dp in range(len(files))
+    ]
     world = documents[0].get("partition_count")
     world = world[0] if isinstance(world, list) and world else world
     if type(world) is int and world != len(files):
@@ -199,8 +182,8 @@ def _with_shards(
 def _by_kind(found: Iterable[tuple[str, Flat]]) -> dict[str, dict[str, Lazy]]:
     """Return masters and averages by kind and name."""
     held: dict[str, dict[str, Lazy]] = {kind: {} for kind in (MASTERS, *MOMENTS)}
-    for name, flat in found:
-        for kind, tensor in flat.items():
+    for name, own in found:
+        for kind, tensor in own.items():
             held[kind][name] = tensor
     return held
 
@@ -259,8 +242,8 @@ def _guessed(
                 group[name] = tensor.shape
                 left -= math.prod(tensor.shape)
         shapes.append(group)
-    for name, flat in _from_stage_1(documents, shapes, files):
-        if not is_same(flat[MASTERS], module[name]):
+    for name, own in _from_stage_1(documents, shapes, files):
+        if not is_same(own[MASTERS], module[name]):
             raise StateUnknown(f"{files[0]}: its masters are not in the model's order: {name} differs")
     return shapes
 
@@ -281,7 +264,7 @@ def _groups(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _steps(document: Mapping[str, Any]) -> int:
     for group in _groups(document):
         if (step := group.get("step")) is not None:
-            return int(step.whole().view(-1)[0]) if isinstance(step, Lazy) else int(step)
+            return number_of(step)
     return 0
 
 
@@ -467,7 +450,7 @@ def _universal(folder: Path) -> tuple[NamedState, int]:
         found = read_torch(file)
         tensor = found.get("param") if isinstance(found, dict) else found
         if kind == "step":
-            steps = int(tensor.whole().view(-1)[0]) if isinstance(tensor, Lazy) else int(tensor or 0)
+            steps = number_of(tensor or 0)
         elif not isinstance(tensor, Lazy):
             raise CheckpointError(f"{file}: contains no tensor")
         elif kind == MASTERS:

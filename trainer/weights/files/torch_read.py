@@ -124,6 +124,14 @@ def read_torch(file: Path) -> Any:
         return _read_archive(file, stream, 0) if is_archive else _read_old(file, stream)
 
 
+def read_torch_dict(file: Path) -> dict[Any, Any]:
+    """Return the dict in a file of torch.save."""
+    document = read_torch(file)
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{file}: not a dict")
+    return document
+
+
 def read_torch_part(file: Path, start: int, length: int) -> Any:
     """Return the object that torch.save wrote into a part of a file."""
     with _failures(file):

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from trainer.checkpoint.part import MOMENTS
+from trainer.errors import CheckpointError
 from trainer.weights.files.torch_read import attributes
 from trainer.weights.lazy import Lazy, Shape
+
+DEEPEST = 12
+"""The most levels of dicts in a state dict."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,24 @@ def _recorded(optimizer: Mapping[str, Any]) -> Iterator[int]:
     for entry in entries:
         step = entry.get("step")
         if isinstance(step, Lazy):
-            yield int(step.whole().view(-1)[0])
+            yield number_of(step)
         elif isinstance(step, (int, float)):
             yield int(step)
+
+
+def number_of(value: Lazy | float) -> int:
+    """Return a whole number that a program saved as a number or as a tensor."""
+    return int(value.whole().view(-1)[0] if isinstance(value, Lazy) else value)
+
+
+def flat(document: object, folder: Path, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Lazy]]:
+    """Yield every tensor in nested dicts with its keys, joined by dots."""
+    if depth > DEEPEST:
+        raise CheckpointError(f"{folder}: its dicts contain each other")
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{folder}: the state of the model is not a dict of tensors")
+    for key, value in document.items():
+        if isinstance(value, Lazy):
+            yield f"{prefix}{key}", value
+        elif isinstance(value, dict):
+            yield from flat(value, folder, f"{prefix}{key}.", depth + 1)

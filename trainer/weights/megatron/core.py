@@ -17,7 +17,7 @@ from trainer.errors import CheckpointError
 from trainer.weights.attention import from_sections, order_of
 from trainer.weights.contents import Contents
 from trainer.weights.files.distcp import METADATA, Chunk, Item, read_distcp, write_folder
-from trainer.weights.files.torch_read import attributes, read_torch
+from trainer.weights.files.torch_read import attributes, read_torch_dict
 from trainer.weights.files.torch_write import namespace, write_torch
 from trainer.weights.huggingface import as_json, read_json
 from trainer.weights.lazy import DTYPES, Lazy, cast, one_of, padded, reshaped
@@ -64,9 +64,7 @@ def read_megatron_core(folder: Path, request: ImportRequest) -> Contents:
         raise CheckpointError(problem, "save it with `--ckpt-format torch_dist`")
     held = read_distcp(path)
     found = dict(_by_layer(held))
-    common = read_torch(path / COMMON) if (path / COMMON).is_file() else {}
-    if not isinstance(common, dict):
-        raise CheckpointError(f"{path / COMMON}: not a dict")
+    common = read_torch_dict(path / COMMON) if (path / COMMON).is_file() else {}
     arguments = attributes(common.get("args"))
     model, notes = model_of(str(path), arguments, {name: [tensor] for name, tensor in found.items()}, request)
     if not arguments:

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
-from trainer.errors import CheckpointError, InputError
-from trainer.weights.lazy import Lazy
+from trainer.errors import InputError
 
-DEEPEST = 12
-"""The most levels of dicts in a state dict."""
 # Names of the older generation, and of Megatron-core.
 RENAMED = {
     ".query_key_value.": ".linear_qkv.",
@@ -86,16 +81,3 @@ def layer_of(name: str) -> int | None:
 def with_layer(name: str, number: int) -> str:
     """Return the name with another layer number."""
     return _LAYER.sub(f".layers.{number}.", name, count=1)
-
-
-def flat(document: object, folder: Path, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Lazy]]:
-    """Yield every tensor in nested dicts with its keys, joined by dots."""
-    if depth > DEEPEST:
-        raise CheckpointError(f"{folder}: its dicts contain each other")
-    if not isinstance(document, dict):
-        raise CheckpointError(f"{folder}: the state of the model is not a dict")
-    for key, value in document.items():
-        if isinstance(value, Lazy):
-            yield f"{prefix}{key}", value
-        elif isinstance(value, dict):
-            yield from flat(value, folder, f"{prefix}{key}.", depth + 1)

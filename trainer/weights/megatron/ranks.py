@@ -18,7 +18,8 @@ from trainer.errors import CheckpointError, InputError
 from trainer.model.cuts import Cut
 from trainer.weights.attention import Rows, from_sections, in_sections, order_of
 from trainer.weights.contents import Contents, Progress
-from trainer.weights.files.torch_read import attributes, read_torch
+from trainer.weights.files.torch_read import attributes, read_torch_dict
+from trainer.weights.files.torch_state import flat
 from trainer.weights.files.torch_write import namespace, write_torch
 from trainer.weights.lazy import DTYPES, Lazy, cast, padded
 from trainer.weights.megatron.config import arguments_for, check_fits, model_of
@@ -27,7 +28,6 @@ from trainer.weights.megatron.names import (
     OUTPUT,
     core_name,
     core_of,
-    flat,
     layer_of,
     older_name,
     with_layer,
@@ -122,10 +122,7 @@ def read_ranks(folder: Path, files: Mapping[str, Path]) -> RankStates:
             raise CheckpointError(
                 f"{folder / name}: contains a mixture of experts", "experts of Megatron are not supported"
             )
-        document = read_torch(file)
-        if not isinstance(document, dict):
-            raise CheckpointError(f"{file}: not a dict")
-        documents[int(match[1]), int(match[2] or 0)] = document
+        documents[int(match[1]), int(match[2] or 0)] = read_torch_dict(file)
     tensor, pipeline = (1 + max((key[at] for key in documents), default=0) for at in (0, 1))
     missing = [
         f"mp_rank_{t:02d}_{p:03d}" for t in range(tensor) for p in range(pipeline) if (t, p) not in documents

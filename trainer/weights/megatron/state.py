@@ -19,9 +19,8 @@ import torch
 from trainer.checkpoint.part import MOMENTS
 from trainer.errors import CheckpointError, InputError
 from trainer.weights.files.torch_read import attributes, read_torch
-from trainer.weights.files.torch_state import by_name, masters_of, steps_of
+from trainer.weights.files.torch_state import by_name, flat, masters_of, steps_of
 from trainer.weights.lazy import Lazy, rows_of, shaped, stacked
-from trainer.weights.megatron.names import flat
 
 DISTRIBUTED = "distrib_optim.pt"
 MASTER = "param"
