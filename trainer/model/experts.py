@@ -120,17 +120,17 @@ class Experts(nn.Module):
         # How many rows each rank sends for each expert.
         table = self.parallel.gather(counts.view(1, -1), 0).view(size, size, self.own)
         sent, received = table[rank].sum(-1).tolist(), table[:, rank].sum(-1).tolist()
-        there, back = (
+        send, send_back = (
             partial(_exchange, sent=given, received=taken, group=self.parallel.group)
             for given, taken in ((sent, received), (received, sent))
         )
-        arrived = exchanged(self.ops.embedding(places // self.config.top_k, tokens), there, back)
+        arrived = exchanged(self.ops.embedding(places // self.config.top_k, tokens), send, send_back)
         of_expert = torch.arange(self.own, device=counts.device).repeat(size)
         of_expert = of_expert.repeat_interleave(table[:, rank].flatten())
         order = torch.argsort(of_expert, stable=True)
         results = self._run(arrived[order], counts_of(of_expert, self.own))
         results = results[torch.argsort(order)]
-        return self._mixed(exchanged(results, back, there), places, weights)
+        return self._mixed(exchanged(results, send_back, send), places, weights)
 
     def _run(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return the results of this rank's experts; rows are sorted by expert, `counts` are the rows of each."""
