@@ -488,7 +488,11 @@ def test_ssh_is_known_in_one_folder_of_the_client() -> None:
 
 # What orders the steps of a verb on runs is for the client alone.
 ORDERING = {
-    f"clusterctl.runs.{name}" for name in ["start", "controller", "in_charge", "stop", "prepare.elsewhere"]
+    f"clusterctl.runs.{name}"
+    for name in [
+        *("start", "controller", "in_charge", "stop", "query", "prepare.elsewhere"),
+        *("watching.watch", "watching.kept_watch"),
+    ]
 }
 
 

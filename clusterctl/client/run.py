@@ -20,9 +20,12 @@ from clusterctl.settings import load_settings
 
 if TYPE_CHECKING:
     from clusterctl.backends.backend import Ending
-    from clusterctl.logs.lines import LogLine
+    from clusterctl.logs.lines import LogChunk, LogLine
     from clusterctl.runs.state import RunState
+    from clusterctl.runs.watching.kept_watch import KeptWatch
     from clusterctl.runs.watching.updates import Update
+    from clusterctl.runs.watching.usage import DeviceUsage
+    from clusterctl.runs.watching.watch import RunWatcher
     from clusterctl.transport.fanout import Connections
 
 # Seconds between two checks of the run's folder.
@@ -267,6 +270,21 @@ class Run:
         with following(kept, connections) as watch:
             yield watch
 
+    def observe(self, patience: float) -> Iterator[tuple[RunState, dict[int, DeviceUsage]]]:
+        """Yield the state of an active run and how each rank uses its device; wait `patience` seconds for a node.
+
+        A node that does not answer has no usage.
+        """
+        from clusterctl.runs.query import query_nodes
+        from clusterctl.runs.watching.usage import UsageMeter
+
+        meter = UsageMeter()
+        with self.connected() as connections:
+            while not self._folder.phase().is_final:
+                state = query_nodes(self._folder, connections, patience=patience)
+                nodes = self._folder.read_record().cluster.nodes
+                yield state, meter.usage(nodes, state.ranks, connections, patience)
+
     def fetch_logs(self, note: Note = _silent) -> None:
         """Copy the log bytes that are still only on the nodes; do nothing for an ended run.
 
@@ -290,6 +308,85 @@ class Run:
             note(problem.message)
         except OSError as problem:
             note(f"{problem.filename or run.root}: the newest lines are missing: {problem.strerror}")
+
+    def follow_logs(
+        self, begin: Callable[..., Mapping[Path, int]], note: Note = _silent
+    ) -> Iterator[LogChunk]:
+        """Yield what the ranks write until the run ends, after what `begin` has shown of the files here.
+
+        `begin` takes whether more follows, and returns how far it has read each file.
+        """
+        from clusterctl.backends import backend as backends
+        from clusterctl.runs.watching.watch import open_watch
+
+        run = self._folder
+        while run.phase() is Phase.PENDING:
+            self._await_nodes(note)
+        if backends.of_run(run).records_all:
+            yield from self._fetched_chunks(begin, note)
+            return
+        if not run.phase().is_final:
+            with self.connected() as connections, open_watch(run, connections) as watch:
+                # The run may have ended meanwhile; its backend has then taken its nodes away.
+                if not run.phase().is_final:
+                    yield from self._watched(watch, begin(goes_on=True), connections, note)
+                    return
+        self.fetch_logs(note)
+        begin(goes_on=False)
+
+    def _await_nodes(self, note: Note) -> None:
+        """Say why a submitted run is pending, and return when that changes."""
+        from clusterctl.runs.state import read_state
+
+        state = read_state(self._folder)
+        before = state.verdict if state else ""
+        note(f"{self.id}: {before}")
+        queried_at = time.monotonic()
+        while (
+            self._folder.phase() is Phase.PENDING
+            and (now := read_state(self._folder))
+            and now.verdict == before
+        ):
+            time.sleep(POLL)
+            if time.monotonic() - queried_at > ASK_QUEUE:
+                refresh(self._folder)
+                queried_at = time.monotonic()
+
+    def _fetched_chunks(self, begin: Callable[..., Mapping[Path, int]], note: Note) -> Iterator[LogChunk]:
+        """Yield what is written by ranks whose nodes are not reached from here."""
+        from clusterctl.logs.store import kept_files
+
+        self.fetch_logs(note)
+        read, ended = dict(begin(goes_on=True)), False
+        while not ended:
+            refresh(self._folder)
+            ended = self._folder.phase().is_final
+            self.fetch_logs(note)
+            for file in kept_files(self._folder):
+                yield from file.chunks(read.get(file.path, 0))
+                read[file.path] = file.path.stat().st_size
+            if not ended:
+                time.sleep(ASK_QUEUE)
+
+    def _watched(
+        self, watch: RunWatcher | KeptWatch, read: Mapping[Path, int], connections: Connections, note: Note
+    ) -> Iterator[LogChunk]:
+        """Yield what a watch copies, or another process does, from where each file was read."""
+        from clusterctl.runs.query import current_state
+        from clusterctl.runs.watching.kept_watch import KeptWatch
+
+        if isinstance(watch, KeptWatch):
+            watch.offsets.update(read)
+        else:
+            note(f"{self.id} has no controller; `clusterctl attach --take-over {self.id}` starts one")
+        for update in watch:
+            if update.chunk:
+                yield update.chunk
+            elif update.note:
+                note(update.note)
+        if not isinstance(watch, KeptWatch):
+            # Record the state of the nodes, unless it is the end, which a controller records.
+            current_state(self._folder, connections)
 
     def connected(self) -> Connections:
         """Return connections to the run's own nodes; `with` closes them."""

@@ -172,6 +172,17 @@ def test_an_ended_run_starts_again_on_its_nodes_or_on_others(cluster: api.Cluste
 
 
 @pytest.mark.live
+def test_an_active_run_is_observed_with_the_usage_of_its_devices(cluster: api.Cluster) -> None:
+    run = cluster.launch(["sleep", "600"], devices=[0])
+    observed = run.observe(10)
+    for state, usage in (next(observed), next(observed)):
+        assert (state.phase, [rank.node for rank in state.ranks]) == ("running", ["node1", "node2"])
+        assert set(usage) == {0, 1} and all(device.used for device in usage.values())
+    run.stop(0)
+    assert not list(observed)
+
+
+@pytest.mark.live
 def test_a_node_that_cannot_be_reached_is_an_outcome(tmp_path: Path, cluster: api.Cluster) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text("nodes: {gone: {host: 127.0.0.1, port: 1}}\n")

@@ -10,10 +10,8 @@ from clusterctl.cli import options
 from clusterctl.errors import ClusterctlError
 
 if TYPE_CHECKING:
+    from clusterctl.jobs.run_folder import RunDir
     from clusterctl.report.board import Board
-    from clusterctl.runs.state import RunState
-    from clusterctl.runs.watching.usage import DeviceUsage, UsageMeter
-    from clusterctl.transport.fanout import Connections
 
 # Seconds between two frames, two reads of the local files, and two requests to the nodes.
 FRAME, REFRESH, ASK = 0.1, 0.5, 2.0
@@ -66,9 +64,7 @@ class LiveBoard:
 
     def _ask_nodes(self) -> None:
         """Ask the nodes of the chosen run for its ranks, while it is active."""
-        from clusterctl.runs.watching.usage import UsageMeter
-
-        queried, meter = "", UsageMeter()
+        queried = ""
         while not self.closed.is_set():
             run = self.board.run
             if run.run_id == queried or run.phase().is_final:
@@ -76,32 +72,18 @@ class LiveBoard:
                 queried = "" if run.run_id != queried else queried
                 continue
             try:
-                with options.connected_to(run) as connections:
-                    self._follow(connections, meter)
+                self._follow(run)
             except (ClusterctlError, OSError) as error:
                 self.note = getattr(error, "message", str(error)).splitlines()[0]
                 queried = run.run_id
 
-    def _follow(self, connections: Connections, meter: UsageMeter) -> None:
-        from clusterctl.runs.query import query_nodes
+    def _follow(self, run: RunDir) -> None:
+        from clusterctl.client.run import Run
 
-        run = self.board.run
-        while not self.closed.is_set() and self.board.run is run and not run.phase().is_final:
-            state = query_nodes(run, connections, patience=ASK)
-            if self.board.run is run:
-                self.board.live = state
-                self.board.usage = self._usage(connections, meter, state)
+        for state, usage in Run(run, options.reach()).observe(ASK):
+            if self.closed.is_set() or self.board.run is not run:
+                return
+            self.board.live, self.board.usage = state, usage
             self.closed.wait(ASK)
         if self.board.run is run:
             self.board.live, self.board.usage = None, {}
-
-    def _usage(self, connections: Connections, meter: UsageMeter, state: RunState) -> dict[int, DeviceUsage]:
-        """Return the usage of each rank's device; a node that does not answer has none."""
-        from clusterctl.transport.fanout import within
-
-        nodes = self.board.run.read_record().cluster.nodes
-        by_node = {node.name: [rank for rank in state.ranks if rank.node == node.name] for node in nodes}
-        outcomes = within(
-            connections, nodes, lambda node, link: meter.ask(node, link, by_node[node.name]), ASK
-        )
-        return {rank: usage for outcome in outcomes if outcome.ok for rank, usage in outcome.get().items()}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import heapq
 import re
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,6 @@ import typer
 from clusterctl.cli import options, screen
 from clusterctl.cli.options import flag, option
 from clusterctl.errors import UsageError
-from clusterctl.jobs.phase import Phase
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
@@ -23,13 +21,6 @@ if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.logs.select import LogFilter
     from clusterctl.logs.times import Span
-    from clusterctl.runs.watching.kept_watch import KeptWatch
-    from clusterctl.runs.watching.watch import RunWatcher
-    from clusterctl.transport.fanout import Connections
-
-
-# Seconds between two checks of a submitted run's state, and between two requests to its backend.
-LOOK, ASK_QUEUE = 0.05, 2.0
 
 
 @dataclass(frozen=True)
@@ -112,62 +103,19 @@ def tail(
     follow: bool = flag("Keep following until the run ends.", "--follow", "-f"),
 ) -> None:
     """Show the last lines of the logs of a run; -f keeps following."""
-    from clusterctl.backends import backend as backends
-    from clusterctl.runs.watching.watch import open_watch
+    from clusterctl.client.run import Run
 
     found = options.run_named(chosen.run)
     wanted, span, printer = chosen.filter(found), chosen.span(), chosen.printer()
     if follow and span.until is not None:
         raise UsageError("--until contradicts --follow", "leave out one of them")
-    while follow and found.phase() is Phase.PENDING:
-        _await_nodes(found)
-    if backends.of_run(found).records_all:
-        _tail_fetched(found, wanted, lines, span, printer, follow=follow)
-        return
-    if follow and not found.phase().is_final:
-        with options.connected_to(found) as connections, open_watch(found, connections) as watch:
-            # The run may have ended while this command connected; its backend has then taken its nodes away.
-            if not found.phase().is_final:
-                read = _tail(found, wanted, lines, span, printer, goes_on=True)
-                _show_on(found, watch, read, wanted, printer, connections)
-                return
-    bring_home(found)
-    _tail(found, wanted, lines, span, printer)
-
-
-def _tail_fetched(
-    run: RunDir, wanted: LogFilter, lines: int, span: Span, printer: LogPrinter, *, follow: bool
-) -> None:
-    """Show the last lines of a run's pods; with `follow`, also those that come until it has ended."""
-    from clusterctl.logs.store import kept_files
-
-    bring_home(run)
-    read = _tail(run, wanted, lines, span, printer, goes_on=follow)
-    while follow:
-        ended = options.run_named(str(run.root)).phase().is_final
-        bring_home(run)
-        for file in kept_files(run):
-            for chunk in file.chunks(read.get(file.path, 0)):
-                printer.chunk(chunk, wanted)
-            read[file.path] = file.path.stat().st_size
-        if ended:
-            return
-        time.sleep(ASK_QUEUE)
-
-
-def _await_nodes(run: RunDir) -> None:
-    """Show why a submitted run is pending, and return when that changes."""
-    from clusterctl.runs.state import read_state
-
-    state = read_state(run)
-    before = state.verdict if state else ""
-    screen.log(f"{run.run_id}: {before}")
-    queried_at = time.monotonic()
-    while run.phase() is Phase.PENDING and (now := read_state(run)) and now.verdict == before:
-        time.sleep(LOOK)
-        if time.monotonic() - queried_at > ASK_QUEUE:
-            options.run_named(str(run.root))
-            queried_at = time.monotonic()
+    begin = partial(_tail, found, wanted, lines, span, printer)
+    if follow:
+        for chunk in Run(found, options.reach()).follow_logs(begin, warn):
+            printer.chunk(chunk, wanted)
+    else:
+        bring_home(found)
+        begin(goes_on=False)
 
 
 def show(
@@ -242,7 +190,12 @@ def bring_home(run: RunDir) -> None:
     """Fetch the log bytes that are still only on the nodes."""
     from clusterctl.client.run import Run
 
-    Run(run, options.reach()).fetch_logs(lambda text: screen.log(text, "yellow"))
+    Run(run, options.reach()).fetch_logs(warn)
+
+
+def warn(text: str) -> None:
+    """Show a message about the logs."""
+    screen.log(text, "yellow")
 
 
 def _tail(
@@ -252,7 +205,7 @@ def _tail(
     span: Span,
     printer: LogPrinter,
     *,
-    goes_on: bool = False,
+    goes_on: bool,
 ) -> dict[Path, int]:
     """Print the last lines of the local files; return how far each file was read.
 
@@ -269,33 +222,6 @@ def _tail(
         last.append(file.last(lines, wanted, start, end))
     printer.lines(heapq.merge(*last, key=lambda line: line.at))
     return read
-
-
-def _show_on(
-    run: RunDir,
-    watch: RunWatcher | KeptWatch,
-    read: Mapping[Path, int],
-    wanted: LogFilter,
-    printer: LogPrinter,
-    connections: Connections,
-) -> None:
-    """Print the lines that follow, until the run ends."""
-    from clusterctl.runs.query import current_state
-    from clusterctl.runs.watching.kept_watch import KeptWatch
-
-    if isinstance(watch, KeptWatch):
-        watch.offsets.update(read)
-    else:
-        hint = f"clusterctl attach --take-over {run.run_id}"
-        screen.log(f"{run.run_id} has no controller; `{hint}` starts one", "yellow")
-    for update in watch:
-        if update.chunk:
-            printer.chunk(update.chunk, wanted)
-        elif update.note:
-            screen.log(update.note, "yellow")
-    if not isinstance(watch, KeptWatch):
-        # Record the state of the nodes, unless it is the end, which a controller records.
-        current_state(run, connections)
 
 
 def _attempt(run: RunDir, attempt: int | None) -> int:

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.ranktable.devices import VENDOR_SMI
+from clusterctl.transport.fanout import within
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.runs.state import RankState
     from clusterctl.transport.connection import Connection
+    from clusterctl.transport.fanout import Connections
 
 NVIDIA = [
     "nvidia-smi",
@@ -43,6 +45,17 @@ class UsageMeter:
     """Queries nodes repeatedly; CPU time is counted since the previous answer."""
 
     _ticks: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
+
+    def usage(
+        self, nodes: Sequence[Node], ranks: Sequence[RankState], connections: Connections, patience: float
+    ) -> dict[int, DeviceUsage]:
+        """Return the usage of each rank's device; a node that does not answer within `patience` seconds has none."""
+
+        def ask(node: Node, link: Connection) -> dict[int, DeviceUsage]:
+            return self.ask(node, link, [rank for rank in ranks if rank.node == node.name])
+
+        answers = [outcome.get() for outcome in within(connections, nodes, ask, patience) if outcome.ok]
+        return {rank: usage for answer in answers for rank, usage in answer.items()}
 
     def ask(self, node: Node, link: Connection, ranks: Sequence[RankState]) -> dict[int, DeviceUsage]:
         """Return the usage by rank; {} if the node has no tool that reports it."""
