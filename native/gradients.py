@@ -241,8 +241,7 @@ def _norm_op(register: Op, forward: Op, backward: Op, centre: bool) -> Op:
         of_total = of_total if ctx.summed else None
         if upstream is None:
             return of_total, of_total, None, None, None
-        # The first input is torch's set of dispatch keys.
-        learned = any(ctx.needs_input_grad[3:5])
+        learned = any(ctx.needs_input_grad[2:4])
         own, sums = back(upstream, of_total, *ctx.saved_tensors, learned, ctx.biased)
         of_weight, of_bias = (*sums.to(ctx.type).unbind(), None, None)[:2]
         return own, own if ctx.summed else None, of_weight, of_bias, None
@@ -276,8 +275,7 @@ def grouped_linear_op(register: Op, forward: Op, backward: Op) -> Op:
         return x.new_empty(x.shape if of_x else 0), weight.new_empty(weight.shape if of_weight else 0)
 
     def gradient(ctx: Any, upstream: Tensor) -> Gradients:
-        # The first input is torch's set of dispatch keys.
-        of_x, of_weight = ctx.needs_input_grad[1:3]
+        of_x, of_weight = ctx.needs_input_grad[:2]
         first, second = back(upstream, *ctx.saved_tensors, of_x, of_weight)
         return first if of_x else None, second if of_weight else None, None
 

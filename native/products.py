@@ -256,10 +256,10 @@ def _gradient_shapes(
     )
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], _: Tensor) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weight, _bias = inputs
-    # The first input is torch's set of dispatch keys. The gradient of each factor needs the other one.
-    of_x, of_weight = ctx.needs_input_grad[1:3]
+    # The gradient of each factor needs the other one.
+    of_x, of_weight = ctx.needs_input_grad[:2]
     ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
 
 
@@ -267,7 +267,7 @@ def linear_op(register: Callable[..., Any]) -> Callable[..., Any]:
     """Register the product of rows with a matrix and its bias; the gradients of all three are computed together."""
 
     def gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[1:]
+        wanted = ctx.needs_input_grad
         found = back(upstream, *ctx.saved_tensors, wanted[2])
         return tuple(each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True))
 

@@ -1,6 +1,6 @@
 """Register ops with torch: schema, kernel for each device, shapes of the results, and gradient.
 
-So torch.compile sees one node per op without a graph break, and profilers show the names of the ops.
+So torch.compile sees one node per op without a graph break, and profilers show the names of a CPU's ops.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from native.fallback import report_fallback
 # The endings of the names of kernels.
 SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
-# Others, such as the compiler's, need the dispatcher.
+# Others, such as the compiler's, need torch's dispatcher.
 PLAIN = (Tensor, torch.nn.Parameter)
 
-_BELOW = torch._C._after_autograd_keyset
 # torch removes the ops when the library object is deleted, so keep it as long as this module.
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
@@ -35,15 +34,16 @@ def register(
     backward: Callable[..., Any] | None = None,
     *,
     devices: Sequence[str] = ("CPU",),
-    straight: bool = False,
 ) -> Callable[..., Any]:
-    """Register the op that `schema` declares; return it.
+    """Register the op that `schema` declares; return a function that runs it.
 
     kernel: computes the op on each of `devices`, which are torch's dispatch keys. results: returns empty tensors with
     the shapes of the results. keep(ctx, inputs, output): saves tensors for `backward(ctx, *gradients)`, which returns
     the gradients of the inputs; a gradient is None for a result that the loss does not depend on. An op without
-    `backward` has no gradient. straight: plain tensors reach the kernel without torch's dispatcher, which takes 10 to
-    20 us to come back to Python; profilers then show the kernel alone.
+    `backward` has no gradient.
+
+    On a GPU, plain tensors reach the kernel without torch's dispatcher, which takes 10 to 20 us to come back to Python;
+    profilers then show the kernel, and not the op.
     """
     name = schema.partition("(")[0]
     qualified = f"{NAMESPACE}::{name}"
@@ -52,60 +52,40 @@ def register(
         _LIBRARY.impl(name, kernel, device)
     torch.library.register_fake(qualified, results, lib=_LIBRARY)
     op: Callable[..., Any] = getattr(getattr(torch.ops, NAMESPACE), name).default
-    run = None
+    run = kernel
     if keep is not None and backward is not None:
-        run = _with_gradient(op, kernel, keep, backward, devices)
-        _LIBRARY.impl(name, run, "Autograd", with_keyset=True)
+        node = _function(name, kernel, keep, backward)
+        torch.library.register_autograd(qualified, node.backward, setup_context=keep, lib=_LIBRARY)
+
+        def run(*arguments: Any) -> Any:
+            return (node.apply if torch.is_grad_enabled() else kernel)(*arguments)
 
     def call(*arguments: Any) -> Any:
-        if torch.compiler.is_compiling() or type(arguments[0]) not in PLAIN:
+        first = arguments[0]
+        if torch.compiler.is_compiling() or type(first) not in PLAIN or first.is_meta:
             return op(*arguments)
-        return kernel(*arguments) if run is None else run(None, *arguments)
+        return run(*arguments)
 
-    return call if straight else op
+    return call if "CUDA" in devices else op
 
 
-def _with_gradient(
-    op: Any,
-    kernel: Callable[..., Any],
-    keep: Callable[..., None],
-    backward: Callable[..., Any],
-    devices: Sequence[str],
-) -> Callable[..., Any]:
-    """Return the function that computes the op for autograd.
+def _function(
+    name: str, kernel: Callable[..., Any], keep: Callable[..., None], backward: Callable[..., Any]
+) -> Any:
+    """Return the op for torch's autograd, with its name for profilers."""
 
-    It does the same as `torch.library.register_autograd`, which takes 4 us more per call: this function does not use
-    torch's dispatcher a second time to find the kernel for plain tensors.
-    """
-    direct = tuple(getattr(torch._C.DispatchKey, device) for device in devices)
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        output = kernel(*arguments)
+        keep(ctx, arguments, output)
+        return output
 
-    def compute(keyset: Any, arguments: tuple[Any, ...]) -> Any:
-        if keyset is None or (keyset & _BELOW).highestPriorityTypeId() in direct:
-            return kernel(*arguments)
-        return op.redispatch(keyset & _BELOW, *arguments)
-
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, keyset: Any, *arguments: Any) -> Any:
-            with torch._C._AutoDispatchBelowAutograd():
-                output = compute(keyset, arguments)
-            keep(ctx, arguments, output)
-            return output
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-            if torch.is_grad_enabled():
-                raise RuntimeError(f"{op} has no second derivative")
-            found = backward(ctx, *gradients)
-            return (None, *found) if isinstance(found, tuple) else (None, found)
-
-    def run(keyset: Any, *arguments: Any) -> Any:
+    def gradient(ctx: Any, *gradients: Tensor | None) -> Any:
         if torch.is_grad_enabled():
-            return Function.apply(keyset, *arguments)  # type: ignore[no-untyped-call]
-        with torch._C._AutoDispatchBelowAutograd():
-            return compute(keyset, arguments)
+            raise RuntimeError(f"{name} has no second derivative")
+        return backward(ctx, *gradients)
 
-    return run
+    parts = {"forward": staticmethod(forward), "backward": staticmethod(gradient)}
+    return type(name, (torch.autograd.Function,), parts)
 
 
 def computes(op: str, *tensors: Tensor) -> bool:

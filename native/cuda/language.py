@@ -60,7 +60,7 @@ _PROBE = jit(_probe)
 
 def register(schema: str, *parts: Callable[..., Any]) -> Callable[..., Any]:
     """Register an op with torch under `cuda_` and its name; on CPU tensors the interpreter runs it."""
-    return register_op(f"cuda_{schema}", *parts, devices=("CUDA", "CPU"), straight=True)
+    return register_op(f"cuda_{schema}", *parts, devices=("CUDA", "CPU"))
 
 
 def interpreted() -> bool:
