@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.options import argument
 from clusterctl.environment import environment
 from clusterctl.errors import UsageError
 
@@ -25,9 +26,7 @@ def version() -> None:
 
 
 def show_help(
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND...", help="For example: launch.")
-    ] = None,
+    words: list[str] | None = argument("For example: launch.", metavar="COMMAND..."),
 ) -> None:
     """Print the help of a command, or of the program."""
     from clusterctl.cli.main import command
@@ -50,9 +49,7 @@ def ssh(
             metavar="NODE", help="One node of the inventory.", autocompletion=options.complete_nodes
         ),
     ],
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="CMD...", help="A command instead of a shell.")
-    ] = None,
+    words: list[str] | None = argument("A command instead of a shell.", metavar="CMD..."),
     *,
     cluster: options.ClusterFile = None,
     dry_run: options.DryRun = False,

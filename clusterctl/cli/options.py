@@ -48,6 +48,11 @@ def option(text: str, *names: str, default: Any = None, **more: Any) -> Any:
     )
 
 
+def argument(text: str, *, default: Any = None, **more: Any) -> Any:
+    """Return a field for words without an option's name, which need not be given, with its help."""
+    return field(default=default, metadata={"option": lambda name: typer.Argument(help=text, **more)})
+
+
 def flag(text: str, *names: str, **more: Any) -> Any:
     """Return a field of a group of options that is True where the option is given."""
     return option(text, *names, default=False, **more)

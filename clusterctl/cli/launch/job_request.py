@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from clusterctl.cli.options import JOB_FILES, NodeOptions, at_option, complete_jobs, flag, option
+from clusterctl.cli.options import JOB_FILES, NodeOptions, argument, at_option, complete_jobs, flag, option
 from clusterctl.client.node_choice import Choice
 from clusterctl.errors import Collected, UsageError
 
@@ -22,14 +20,11 @@ if TYPE_CHECKING:
 class JobRequest(NodeOptions):
     """The options of `plan` and `launch` that say what runs where."""
 
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="JOB | -- COMMAND...",
-            help="A job file (YAML), or a command after `--`.",
-            autocompletion=complete_jobs,
-        ),
-    ] = None
+    words: list[str] | None = argument(
+        "A job file (YAML), or a command after `--`.",
+        metavar="JOB | -- COMMAND...",
+        autocompletion=complete_jobs,
+    )
     include: str | None = option(
         "Use only these devices, in DeepSpeed's notation: w0@w1:0,2.", "--include", "-i", metavar="FILTER"
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.options import flag, option
+from clusterctl.cli.options import argument, flag, option
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,10 +21,9 @@ Endpoint = Annotated[
 
 
 def fetch(
-    sources: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="URL|NAME...", help="URLs, or names of --list; s3:// and obs:// folders too."),
-    ] = None,
+    sources: list[str] | None = argument(
+        "URLs, or names of --list; s3:// and obs:// folders too.", metavar="URL|NAME..."
+    ),
     output: Path = option(
         "A folder (as it is, or with / at its end), or a file.",
         "-o",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.options import flag, option
+from clusterctl.cli.options import argument, flag, option
 from clusterctl.errors import UsageError
 from clusterctl.wire.arguments import arguments_of
 from clusterctl.wire.contract import METRICS_FILE
@@ -145,9 +145,7 @@ def scatter(
 
 def tensorboard(
     target: TensorboardOptions,
-    where: Annotated[
-        str, typer.Argument(metavar="RUN|DIR", help="A run, or a folder with metrics.jsonl.")
-    ] = "last",
+    where: str = argument("A run, or a folder with metrics.jsonl.", default="last", metavar="RUN|DIR"),
 ) -> None:
     """Write the metrics of a training as TensorBoard files, with Megatron's tags. TensorBoard need not be installed."""
     folder = (

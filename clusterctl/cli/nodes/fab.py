@@ -9,7 +9,7 @@ import typer
 
 from clusterctl.cli import options, screen, ssh_option
 from clusterctl.cli.nodes import exec as executing
-from clusterctl.cli.options import flag
+from clusterctl.cli.options import argument, flag
 from clusterctl.errors import UsageError
 from clusterctl.settings import load_settings
 
@@ -22,10 +22,9 @@ def fab(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A fabfile: Python with fabric's @task functions.")
     ],
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TASK [-- OPTION...]", help="The task, and its own options after `--`."),
-    ] = None,
+    words: list[str] | None = argument(
+        "The task, and its own options after `--`.", metavar="TASK [-- OPTION...]"
+    ),
     *,
     selection: options.NodeOptions,
     form: executing.Form,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen, ssh_option
-from clusterctl.cli.options import ClusterFile, Json, cluster_of, has_inventory
+from clusterctl.cli.options import ClusterFile, Json, argument, cluster_of, has_inventory
 from clusterctl.errors import InputFaults
 
 if TYPE_CHECKING:
@@ -47,14 +47,9 @@ def nodes(
 
 
 def list_nodes(
-    selection: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="SET",
-            help="Show only these nodes: node[1-4], @group.",
-            autocompletion=options.complete_nodes,
-        ),
-    ] = None,
+    selection: str | None = argument(
+        "Show only these nodes: node[1-4], @group.", metavar="SET", autocompletion=options.complete_nodes
+    ),
     cluster: options.ClusterFile = None,
     nodes: options.Nodes = None,
     exclude: options.Exclude = None,
@@ -123,9 +118,7 @@ STYLES = {"known": "green", "new": "yellow", "changed": "bold red"}
 
 
 def trust(
-    selection: Annotated[
-        str | None, typer.Argument(metavar="SET", help="Fetch keys only of these nodes.")
-    ] = None,
+    selection: str | None = argument("Fetch keys only of these nodes.", metavar="SET"),
     cluster: options.ClusterFile = None,
     exclude: options.Exclude = None,
     yes: options.Yes = False,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.options import flag, option
+from clusterctl.cli.options import argument, flag, option
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ class PushOptions:
 def push(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="A local folder or file.")],
     *,
-    node_path: Annotated[
-        str | None, typer.Argument(metavar="NODE_PATH", help="Path on the nodes. Default: ~/NAME.")
-    ] = None,
+    node_path: str | None = argument("Path on the nodes. Default: ~/NAME.", metavar="NODE_PATH"),
     selection: options.NodeOptions,
     how: PushOptions,
     connection: options.ConnectionOptions,

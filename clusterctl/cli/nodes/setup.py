@@ -13,7 +13,7 @@ import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.cli.nodes.fab import choice_of
-from clusterctl.cli.options import flag, option
+from clusterctl.cli.options import argument, flag, option
 from clusterctl.errors import Collected, Fault, InputFaults, UsageError
 from clusterctl.settings import load_settings
 
@@ -268,10 +268,9 @@ def _wanted(
 
 
 def wheelhouse(
-    requirements: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="REQUIREMENT...", help="Requirement files, or packages as pip names them."),
-    ] = None,
+    requirements: list[str] | None = argument(
+        "Requirement files, or packages as pip names them.", metavar="REQUIREMENT..."
+    ),
     output: Path = option(
         "The folder to write the wheels to.", "-o", "--output", default=Path("wheelhouse"), metavar="FOLDER"
     ),

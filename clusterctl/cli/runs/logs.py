@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.options import flag, option
+from clusterctl.cli.options import argument, flag, option
 from clusterctl.errors import UsageError
 from clusterctl.text import plural
 
@@ -156,10 +156,7 @@ def show(
 
 def pull(
     run: options.RunName = "last",
-    dst: Annotated[
-        Path | None,
-        typer.Argument(metavar="DST", help="A new folder. Default: `pulled` in the folder of the run."),
-    ] = None,
+    dst: Path | None = argument("A new folder. Default: `pulled` in the folder of the run.", metavar="DST"),
     *,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,

@@ -8,12 +8,10 @@ import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.options import flag
+from clusterctl.cli.options import argument, flag
 from clusterctl.cli.runs.live_board import FRAME, LiveBoard
 from clusterctl.errors import UsageError
 
@@ -24,10 +22,9 @@ ARROWS = {"\x1b[A": "k", "\x1b[B": "j", "\x1b[C": "n", "\x1b[D": "p", "\x1b[H": 
 
 
 def top(
-    run: Annotated[
-        str,
-        typer.Argument(metavar="RUN", help="The run to begin with.", autocompletion=options.complete_runs),
-    ] = "last",
+    run: str = argument(
+        "The run to begin with.", default="last", metavar="RUN", autocompletion=options.complete_runs
+    ),
     *,
     once: bool = flag("Print one screen and end."),
     plain: bool = flag("Use the simple screen even if Textual is installed."),
