@@ -8,11 +8,30 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import shutil
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from native.text import json_lines
+
+BAD_PICKLE = (
+    pickle.UnpicklingError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    NotImplementedError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""What reading a damaged or hostile pickle can raise."""
 
 
 def replace_file(path: Path, content: bytes) -> None:

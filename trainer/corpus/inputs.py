@@ -31,6 +31,7 @@ from trainer.corpus.open import (
 )
 from trainer.env import install_command
 from trainer.errors import DataError
+from trainer.files import BAD_PICKLE
 
 ENDINGS = {
     ".jsonl": "jsonl",
@@ -352,20 +353,6 @@ def parquet_file(name: str) -> Any:
         raise DataError(f"{name}: not a Parquet file: {error}") from None
 
 
-# Exceptions that a damaged or hostile pickle can cause.
-UNSOUND = (
-    pickle.UnpicklingError,
-    EOFError,
-    ValueError,
-    TypeError,
-    OverflowError,
-    AttributeError,
-    IndexError,
-    KeyError,
-    MemoryError,
-)
-
-
 class _Numbers(pickle.Unpickler):
     """Unpickle plain values only: a pickle can call every function that it names."""
 
@@ -403,7 +390,7 @@ def _lengths(listing: Path, binary: Path) -> NDArray[np.int64]:
         with listing.open("rb") as stream:
             found = _Numbers(stream).load()
         lengths = np.array(found, np.int64) if isinstance(found, (list, tuple)) else None
-    except (OSError, *UNSOUND) as error:
+    except (OSError, *BAD_PICKLE) as error:
         raise DataError(
             f"{listing}: not a plain list of lengths: {error}", "build from the JSON lines"
         ) from None

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from trainer.errors import DataError
+from trainer.errors import DataError, InputError
 from trainer.surrogates import half_in
 
+T = TypeVar("T")
 MOST_FAULTS = 10
+
+
+class RowFault(InputError):
+    """A fault in a row; the reader adds the file and the line."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +25,36 @@ class Record:
 
     line: int
     value: Mapping[str, object]
+
+
+def read_rows(
+    path: Path,
+    make: Callable[[int, Mapping[str, object]], Sequence[T]],
+    remedy: str,
+    noun: str = "records",
+    access: str = "name a local file with --data",
+) -> list[T]:
+    """Return what `make` makes of each object of a JSON-lines file; raise one error with the faults of all lines.
+
+    `access`: the remedy for a file that cannot be read.
+    """
+    made, faults = list[T](), list[str]()
+    for number, line in enumerate(read_text(path, access).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise RowFault("not a JSON object")
+            made += make(number, row)
+        except InputError as error:
+            faults.append(f"{path}:{number}: {error}")
+        except (ValueError, RecursionError) as error:
+            faults.append(f"{path}:{number}: not JSON: {error}")
+    check_faults(faults, remedy)
+    if not made:
+        raise DataError(f"{path}: contains no {noun}", remedy)
+    return made
 
 
 def read_records(
@@ -31,24 +67,14 @@ def read_records(
 
     `fault_of` returns the fault in the values of a record whose types are right, or "".
     """
-    records, faults = [], list[str]()
-    for number, line in enumerate(_lines(path), 1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            faults.append(f"{path}:{number}: not JSON: {error}")
-            continue
-        fault = _fault(value, fields) or fault_of(Record(number, value))
-        if fault:
-            faults.append(f"{path}:{number}: {fault}")
-        else:
-            records.append(Record(number, value))
-    check_faults(faults, f"each line has the form {example}")
-    if not records:
-        raise DataError(f"{path}: contains no records", f"each line has the form {example}")
-    return records
+
+    def make(line: int, value: Mapping[str, object]) -> list[Record]:
+        record = Record(line, value)
+        if fault := _fault(value, fields) or fault_of(record):
+            raise RowFault(fault)
+        return [record]
+
+    return read_rows(path, make, f"each line has the form {example}")
 
 
 def check_faults(faults: list[str], remedy: str) -> None:
@@ -69,13 +95,7 @@ def read_text(path: Path, remedy: str = "name a local file with --data") -> str:
         raise DataError(f"{path}: not UTF-8 at byte {error.start}", remedy) from None
 
 
-def _lines(path: Path) -> list[str]:
-    return read_text(path).split("\n")
-
-
-def _fault(value: object, fields: Mapping[str, type | tuple[type, ...]]) -> str:
-    if not isinstance(value, dict):
-        return "not a JSON object"
+def _fault(value: Mapping[str, object], fields: Mapping[str, type | tuple[type, ...]]) -> str:
     if half := half_in(value):
         return half
     own = ", ".join(sorted(map(str, value))) or "none"

@@ -14,7 +14,7 @@ from trainer.corpus.tokenizer import Tokenizer
 from trainer.errors import DataError
 from trainer.files import sha256
 from trainer.side_files import SideFiles
-from trainer.tune.conversations import FORMS, ChatReader, Marked, read_rows
+from trainer.tune.conversations import FORMS, ChatReader, Marked, read_examples
 from trainer.tune.examples import Adjust, Examples, JoinedExamples, Limits, PackedExamples, examples_of
 
 
@@ -59,7 +59,7 @@ class ChatData:
     def examples(self, name: str) -> Examples:
         """Return the examples of a file."""
         file, limits = self.base / name, Limits(self.config.model.sequence, self.config.tune.too_long)
-        texts = read_rows(file, self.marked, self.form)
+        texts = read_examples(file, self.marked, self.form)
         return examples_of(file, texts, self.tokenizer, self.eod, limits, self.adjust)
 
     def order(self, name: str, seed: int | None) -> Samples:

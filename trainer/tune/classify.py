@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config.train_config import TrainConfig
+from trainer.evaluate.rows import RowFault
 from trainer.samples.glm_batches import glm_tokens
 from trainer.samples.glm_windows import GlmTokens
 from trainer.tune.chat import ChatData
-from trainer.tune.conversations import Marked, RowFault
+from trainer.tune.conversations import Marked
 from trainer.tune.examples import UNCOUNTED, Examples, shuffled
 
 FORM = 'each line has the form {"text": "...", "label": "..."}; tune.fields names other fields than text'

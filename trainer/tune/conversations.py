@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,18 +10,13 @@ from functools import cached_property
 from pathlib import Path
 
 from trainer.chat_template import ChatTemplate, Spans, TemplateError
-from trainer.errors import DataError
-from trainer.evaluate.rows import check_faults, read_text
+from trainer.evaluate.rows import RowFault, read_rows
 
 EXAMPLE = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 COMPLETION = '{"prompt": "...", "completion": "..."}'
 FORMS = f"each line has the form {EXAMPLE} or {COMPLETION}"
 ROLES = ("system", "user", "assistant", "tool")
 """The roles that chat templates usually have."""
-
-
-class RowFault(Exception):
-    """A fault in a row; the reader adds the file and the line."""
 
 
 @dataclass(frozen=True)
@@ -35,28 +29,12 @@ class Marked:
     ends: bool = False
 
 
-def read_rows(
+def read_examples(
     file: Path, make: Callable[[int, Mapping[str, object]], list[Marked]], remedy: str = FORMS
 ) -> list[Marked]:
     """Return the results of `make` for each line of a file; raise one error with the faults of all lines."""
-    made, faults = list[Marked](), list[str]()
-    text = read_text(file, "correct train.tune: it needs files with a JSON object on each line")
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict):
-                raise RowFault("not a JSON object")
-            made += make(number, row)
-        except (RowFault, TemplateError) as error:
-            faults.append(f"{file}:{number}: {error}")
-        except (ValueError, RecursionError) as error:
-            faults.append(f"{file}:{number}: not JSON: {error}")
-    check_faults(faults, remedy)
-    if not made:
-        raise DataError(f"{file}: contains no examples", remedy)
-    return made
+    access = "correct train.tune: it needs files with a JSON object on each line"
+    return read_rows(file, make, remedy, "examples", access)
 
 
 class ChatReader:

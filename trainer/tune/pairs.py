@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.evaluate.rows import RowFault
 from trainer.tune.chat import ChatData
-from trainer.tune.conversations import Marked, RowFault
+from trainer.tune.conversations import Marked
 from trainer.tune.examples import Examples, joined, shuffled
 
 FORM = (

@@ -243,8 +243,8 @@ def test_requests_share_the_memory_for_large_bodies_and_log_probabilities() -> N
     pytest.importorskip("aiohttp")
     from aiohttp.test_utils import make_mocked_request
 
-    from trainer.serve.budget import Budget
     from trainer.serve.faults import ApiError
+    from trainer.serve.service import Budget
 
     budget, (first, second) = Budget(100), [make_mocked_request("GET", "/") for _ in range(2)]
     budget.take(first, 60)
@@ -277,8 +277,8 @@ def test_a_failure_of_a_handler_is_logged_and_answered(caplog: pytest.LogCapture
     from aiohttp import web
 
     from trainer.serve import app
-    from trainer.serve.budget import Budget
     from trainer.serve.metrics import Metrics
+    from trainer.serve.service import Budget
 
     async def fails(_: web.Request) -> web.StreamResponse:
         raise KeyError("a mistake of ours")

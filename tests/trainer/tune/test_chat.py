@@ -19,12 +19,13 @@ from tests.support.tuning import CHATML, completion, config_for, conversation, l
 from trainer.chat_template import ChatTemplate, TemplateError
 from trainer.checkpoint.store import open_checkpoint
 from trainer.errors import DataError
+from trainer.evaluate.rows import RowFault
 from trainer.plan.resolve import plan_config, read_config
 from trainer.plan.summary import check, summary
 from trainer.side_files import SideFiles
 from trainer.tune.chat import ChatData
 from trainer.tune.chat_model import ChatModel
-from trainer.tune.conversations import ChatReader, RowFault, read_rows
+from trainer.tune.conversations import ChatReader, read_examples
 from trainer.tune.examples import UNCOUNTED, packed
 from trainer.tune.files import data_of
 
@@ -202,7 +203,7 @@ def test_a_role_that_the_template_leaves_out_is_refused_with_its_line(tmp_path: 
     file = tmp_path / "chat.jsonl"
     file.write_text(lines([conversation(2), row]))
     with pytest.raises(DataError) as caught:
-        read_rows(file, ChatReader(ChatTemplate(source, {})).example)
+        read_examples(file, ChatReader(ChatTemplate(source, {})).example)
     assert caught.value.message.startswith(
         f"{file}:2: message 0 has the role 'User', which the chat template"
     )
@@ -357,7 +358,7 @@ def test_a_file_that_cannot_be_read_names_the_key_to_correct(tmp_path: Path) -> 
     binary.write_bytes(b"\xff\xfe")
     for file, problem in ((tmp_path / "absent.jsonl", "No such file"), (binary, "not UTF-8 at byte 0")):
         with pytest.raises(DataError, match=problem) as caught:
-            read_rows(file, lambda line, row: [])
+            read_examples(file, lambda line, row: [])
         assert "train.tune" in caught.value.hint
 
 

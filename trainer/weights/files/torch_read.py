@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from trainer.errors import CheckpointError
+from trainer.files import BAD_PICKLE
 from trainer.weights.files.raw import stored
 from trainer.weights.lazy import Lazy, rows_of, shaped
 
@@ -59,21 +60,6 @@ RECORDED = {
     ),
 }
 HARMLESS: dict[str, type] = {kind.__name__: kind for kind in (dict, list, tuple, set, frozenset)}
-FAILURES = (
-    pickle.UnpicklingError,
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    EOFError,
-    ImportError,
-    LookupError,
-    MemoryError,
-    NotImplementedError,
-    RecursionError,
-    TypeError,
-    ValueError,
-    struct.error,
-)
 
 
 class Record:
@@ -160,7 +146,7 @@ def _failures(file: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror or error}") from None
-    except (*FAILURES, zipfile.BadZipFile) as error:
+    except (*BAD_PICKLE, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{file}: not a file of torch.save, or damaged: {error}") from None
 
 

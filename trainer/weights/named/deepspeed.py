@@ -10,6 +10,7 @@ from pathlib import Path
 from clusterctl.wire.requests import ExportRequest, ImportRequest
 from trainer.checkpoint.access import check_access
 from trainer.errors import CheckpointError
+from trainer.files import BAD_PICKLE
 from trainer.weights.contents import Contents, Progress
 from trainer.weights.files.deepspeed import (
     MASTERS,
@@ -19,7 +20,7 @@ from trainer.weights.files.deepspeed import (
     read_step,
     step_folder,
 )
-from trainer.weights.files.torch_read import FAILURES, attributes
+from trainer.weights.files.torch_read import attributes
 from trainer.weights.files.torch_write import Scalar, write_torch
 from trainer.weights.huggingface import family_for, named_by, write_rest
 from trainer.weights.lazy import Lazy, NamedState
@@ -44,7 +45,7 @@ def read_deepspeed(folder: Path, request: ImportRequest) -> Contents:
     try:
         saved = read_step(source)
         states = _of_pipeline(saved) if saved.layers else saved.ranks
-    except FAILURES as error:
+    except BAD_PICKLE as error:
         raise CheckpointError(f"{source}: not a checkpoint of DeepSpeed, or damaged: {error}") from None
     if request.state and saved.unknown is not None:
         raise saved.unknown
