@@ -8,18 +8,38 @@ hangs prints where its threads are and ends before the test's own limit.
 from __future__ import annotations
 
 import faulthandler
+import gc
+import importlib
 import json
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
-# Loaded here so that the forks need not.
 import torch
 
-import trainer.train.assemble
+import native
 from trainer.__main__ import main
 from trainer.model.gpt import GPT
 
+# Loaded here so that the forks need not: the first step of an optimizer loads torch's compiler, which takes 1.3 s.
+BY_ALL = (
+    "numpy.ma",
+    "torch._dynamo",
+    "native.memory.torch_pool",
+    "trainer.chat_template",
+    "trainer.plan.resolve",
+    "trainer.train.assemble",
+    "trainer.train.commands",
+)
+BY_DEEPSPEED = (
+    "deepspeed.comm.mori",
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.ops.op_builder.all_ops",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "torch.utils.cpp_extension",
+    "trainer.engine.deepspeed_engine",
+)
 LIMIT = 240.0
 
 
@@ -56,16 +76,22 @@ def overflow(numbers: list[int]) -> None:
     GPT.forward = overflowing  # type: ignore[method-assign]
 
 
+def load(*names: str) -> None:
+    """Import modules; some versions of the libraries lack one."""
+    for name in names:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    # The collector would write into every page that the forks share.
+    gc.freeze()
+
+
 def serve() -> None:
     for line in sys.stdin:
         ask = json.loads(line)
-        if ask["deepspeed"]:
-            import deepspeed
-            import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  (what it loads late: the compiler)
-        if ask["sharded"]:
-            import torch._dynamo  # noqa: F401  (what fully_shard loads late)
-
-            import trainer.engine.sharded  # noqa: F401
+        load(
+            *(BY_DEEPSPEED if ask["deepspeed"] else ()),
+            *(["trainer.engine.sharded"] if ask["sharded"] else ()),
+        )
         started = []
         for environment, output in zip(ask["environments"], ask["outputs"], strict=True):
             child = os.fork()
@@ -76,7 +102,8 @@ def serve() -> None:
         os.write(answers, json.dumps(codes).encode() + b"\n")
 
 
-assert trainer.train.assemble
+load(*BY_ALL)
+native.choose("cpu")
 # What libraries print on stdout must not be taken for an answer.
 answers = os.dup(1)
 os.dup2(2, 1)
