@@ -46,7 +46,7 @@ class Verb:
 
 # Sections of `clusterctl --help`, in order, with the names of their commands.
 SECTIONS = {
-    "Start": ("demo", "init", "sandbox", "doctor", "version", "help"),
+    "Start": ("demo", "init", "sandbox", "doctor", "selftest", "version", "help"),
     "Nodes": ("nodes", "exec", "fab", "ssh", "push", "pull", "bundle", "keeper"),
     "Rank tables": ("ranktable", "hostfile"),
     "Runs": (
@@ -68,6 +68,7 @@ SECTIONS = {
 
 TABLE = {
     "demo": Verb("Train a small model on a sandbox cluster", "clusters.demo:demo", ssh=True),
+    "selftest": Verb("Try a training on your nodes and write a report", "clusters.selftest:selftest"),
     "init": Verb("Write a commented cluster.yaml or job", "clusters.init:init"),
     "sandbox": Verb("Run SSH nodes on this machine, for trials"),
     "sandbox up": Verb("Start the nodes", "clusters.sandbox:up"),

@@ -16,6 +16,10 @@ EXAMPLES = {
         clusterctl demo --steps 50 --dir /data/demo
         clusterctl demo --keep
     """,
+    "selftest": """
+        clusterctl selftest
+        clusterctl selftest -n node[1-2] --dir /data/selftest
+    """,
     "init": """
         clusterctl init --hosts node[1-4]
         clusterctl init --hosts 10.0.0.[1-8] --devices 8 --kind npu

@@ -1,0 +1,48 @@
+"""`clusterctl selftest` on a node: every check passes, and a check that fails is named in the report."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.live.conftest import Shell
+
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def test_a_selftest_passes_on_a_node(shell: Shell, cluster_file: Path) -> None:
+    done = shell("selftest", "-c", str(cluster_file), "-n", "node1", "--dir", "tested", timeout=800)
+    folder = shell.folder / "tested"
+    assert done.returncode == 0, (folder / "report.txt").read_text()
+    report = json.loads((folder / "report.json").read_text())
+    found = {check["name"]: check["found"] for check in report["checks"] if not check["problem"]}
+    assert found["the other half"] == "the losses of 20 steps are equal to the last bit"
+    assert found["the same on a CPU"].startswith("the losses differ by at most")
+    assert {"nodes and devices", "training in bf16", "memory", "text"} <= found.keys()
+    assert "passed  the other half" in (folder / "report.txt").read_text()
+
+
+def test_a_selftest_without_time_names_what_is_left_and_stops_its_runs(
+    shell: Shell, cluster_file: Path
+) -> None:
+    done = shell(
+        "selftest", "-c", str(cluster_file), "-n", "node1", "--dir", "short", "--seconds", "12", timeout=300
+    )
+    assert done.returncode == 1 and "checks failed: " in done.stderr
+    assert (
+        "the time of the self-test (--seconds) is over" in (shell.folder / "short" / "report.txt").read_text()
+    )
+    runs = [path.name for path in (shell.folder / "short" / "runs").iterdir()]
+    assert not [line for line in open_commands() if any(run in line for run in runs)]
+
+
+def open_commands() -> list[str]:
+    """Return the command lines of all processes."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
+    return found
