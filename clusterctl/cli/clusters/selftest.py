@@ -216,9 +216,9 @@ class Selftest:
         replace_file(folder / "train.json", text)
         words = ["trainer", "train", str(folder / "train.json"), "--run-dir", str(folder)]
         self._ran([sys.executable, "-m", *words], **{DEVICE_KIND: "cpu"})
-        own, there = self._losses(folder), self._losses(self._newest("whole"))
-        worst = max(abs(own[step] - there[step]) for step in own)
-        if worst > LOSS_TOLERANCE or len(own) != len(there):
+        own, others = self._losses(folder), self._losses(self._newest("whole"))
+        worst = max(abs(own[step] - others[step]) for step in own)
+        if worst > LOSS_TOLERANCE or len(own) != len(others):
             raise WorkFailed(f"the losses differ by up to {worst:.2g}", "")
         return f"the losses differ by at most {worst:.1g}"
 
