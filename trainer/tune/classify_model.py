@@ -45,15 +45,6 @@ class Classifier(nn.Module):
 class _OneLabel(CountsAnswers):
     """The loss of one label for each text."""
 
-    def _loss(self, scores: Tensor, labels: Tensor, training: bool) -> Tensor:
-        scores, counted = scores.float(), labels != UNCOUNTED
-        if not training:
-            self.right += int((scores.argmax(1) == labels)[counted].sum().item())
-            self.seen += int(counted.sum().item())
-        if not bool(counted.any()):
-            return scores.sum() * 0.0
-        return F.cross_entropy(scores, labels, ignore_index=UNCOUNTED)
-
     def arguments(self, micro: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the arguments of `forward`."""
         return tuple(micro)
@@ -83,7 +74,7 @@ class LabelGPT(_OneLabel, ExamplesModel):
         x = self.states(tokens, documents, x, piece, ends)
         if not self.pieces[piece].last:
             return x
-        return self._loss(self.classifier(self.norm(x)[0]), labels, self.training)
+        return self.label_loss(self.classifier(self.norm(x)[0]).float(), labels, self.training)
 
 
 class LabelGLM(_OneLabel, GLM):
@@ -107,7 +98,7 @@ class LabelGLM(_OneLabel, GLM):
         x = self._through(x, separators, self.pieces[piece])
         if not self.pieces[piece].last:
             return x
-        return self._loss(self.classifier(self.norm(x[:, 0])), labels, self.training)
+        return self.label_loss(self.classifier(self.norm(x[:, 0])).float(), labels, self.training)
 
     def check_ids(self, micro: Sequence[Tensor]) -> None:
         """Raise DataError if a token is outside the vocabulary."""

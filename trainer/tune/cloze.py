@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.random import RandomState
 from numpy.typing import NDArray
 
 from trainer.config.data import DataIdentity
@@ -21,9 +20,7 @@ from trainer.evaluate.text import Reader
 from trainer.files import sha256
 from trainer.samples.glm_batches import glm_tokens
 from trainer.samples.glm_windows import GlmTokens
-
-# Marks targets that do not count, and questions that only fill up the last batch.
-UNCOUNTED = -100
+from trainer.tune.examples import UNCOUNTED, shuffled
 
 
 @dataclass(frozen=True)
@@ -50,14 +47,15 @@ class ClozeSamples:
 
     def read(self, numbers: Sequence[int]) -> tuple[NDArray[Any], ...]:
         """Return a micro-batch: tokens, targets, positions, lengths of sources, labels."""
-        chosen = [self._question(number) for number in numbers]
-        questions = [question for question, _ in chosen]
+        places = [shuffled(number, len(self.questions), self.seed) for number in numbers]
+        questions = [self.questions[at] for at, _ in places]
         shape = (len(questions), self.choices, max(question.length for question in questions))
         tokens = np.full(shape, self.tokens.eos, np.int64)
         targets = np.full(shape, UNCOUNTED, np.int64)
         positions = np.zeros((*shape[:2], 2, shape[2]), np.int64)
         separators = np.ones(shape[:2], np.int64)
-        labels = np.array([question.label if counts else UNCOUNTED for question, counts in chosen], np.int64)
+        right = [self.questions[at].label if counts else UNCOUNTED for at, counts in places]
+        labels = np.array(right, np.int64)
         for row, question in enumerate(questions):
             source = len(question.source)
             for column, answer in enumerate(question.answers):
@@ -69,15 +67,6 @@ class ClozeSamples:
                 positions[row, column, 1, source:end] = np.arange(1, len(answer) + 1)
                 separators[row, column] = source
         return tokens, targets, positions, separators, labels
-
-    def _question(self, number: int) -> tuple[Cloze, bool]:
-        """Return the question of a sample, and whether it counts."""
-        count = len(self.questions)
-        if self.seed is None:
-            return self.questions[min(number, count - 1)], number < count
-        epoch, at = divmod(number, count)
-        order = RandomState([self.seed & 0xFFFFFFFF, epoch]).permutation(count)
-        return self.questions[int(order[at])], True
 
 
 class TuneData:

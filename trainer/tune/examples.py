@@ -17,7 +17,8 @@ from trainer.errors import DataError
 from trainer.evaluate.rows import check_faults
 from trainer.tune.conversations import Marked
 
-# Marks a target that does not count; the same as in trainer.model.masks, which needs torch.
+# Marks targets that do not count, and samples that only fill up the last batch; the same as in trainer.model.masks,
+# which needs torch.
 UNCOUNTED = -100
 # How many texts are encoded at a time.
 GROUP = 4096

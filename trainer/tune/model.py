@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.model.glm import GLM
 from trainer.model.token_ids import check_token_ids
-from trainer.tune.cloze import UNCOUNTED
+from trainer.tune.examples import UNCOUNTED
 from trainer.tune.progress import CountsAnswers
 
 
@@ -37,11 +36,7 @@ class ClozeModel(CountsAnswers, GLM):
         x = self.norm(self._through(x, separators, self.pieces[piece]))
         scores = torch.stack([self._score(row, wanted) for row, wanted in zip(x, targets, strict=True)])
         scores = scores.view(len(labels), -1)
-        if not self.training:
-            self._count(scores, labels)
-        if bool((labels == UNCOUNTED).all()):
-            return scores.sum() * 0.0
-        return F.cross_entropy(scores, labels, ignore_index=UNCOUNTED)
+        return self.label_loss(scores, labels, self.training)
 
     def _score(self, row: Tensor, targets: Tensor) -> Tensor:
         """Return the log probability of an answer; -1e4 for the padding of questions with fewer answers."""
@@ -50,11 +45,6 @@ class ClozeModel(CountsAnswers, GLM):
         if not number:
             return row.sum() * 0.0 - 1e4
         return self.head.loss(row[counted].unsqueeze(0), targets[counted].unsqueeze(0)).float() * -number
-
-    def _count(self, scores: Tensor, labels: Tensor) -> None:
-        counted = labels != UNCOUNTED
-        self.right += int((scores.argmax(1) == labels)[counted].sum().item())
-        self.seen += int(counted.sum().item())
 
     def check_ids(self, micro: Sequence[Tensor]) -> None:
         """Raise DataError if a token or a counted target is outside the vocabulary."""

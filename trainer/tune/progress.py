@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainer.model.masks import UNCOUNTED
 from trainer.parallel.group import Group
 
 
@@ -19,6 +23,16 @@ class CountsAnswers:
         counts = self.right, self.seen
         self.right = self.seen = 0
         return counts
+
+    def label_loss(self, scores: Tensor, labels: Tensor, training: bool) -> Tensor:
+        """Return the mean loss of the labels that count; without `training`, count the right ones."""
+        counted = labels != UNCOUNTED
+        if not training:
+            self.right += int((scores.argmax(1) == labels)[counted].sum().item())
+            self.seen += int(counted.sum().item())
+        if not bool(counted.any()):
+            return scores.sum() * 0.0
+        return F.cross_entropy(scores, labels, ignore_index=UNCOUNTED)
 
 
 def accuracy_of(model: CountsAnswers, group: Group) -> float:

@@ -24,7 +24,8 @@ from trainer.plan.resolve import plan_config, read_config
 from trainer.plan.summary import check
 from trainer.samples.glm_batches import tokens_of
 from trainer.train.assemble import run_training
-from trainer.tune.cloze import UNCOUNTED, Cloze, ClozeSamples, TuneData
+from trainer.tune.cloze import Cloze, ClozeSamples, TuneData
+from trainer.tune.examples import UNCOUNTED
 from trainer.tune.model import ClozeModel
 from trainer.tune.progress import EarlyStop
 
