@@ -34,9 +34,13 @@ class DeviceSample:
 
 def findings(reply: NodeAnswers) -> Iterator[Finding]:
     """Yield devices that are missing, unhealthy, in use, or without a link; simulated devices have no findings."""
+    if reply.node.kind in ("npu", "cuda") and reply.node.devices:
+        yield from _by_tool(reply)
+        yield from _touched(reply)
+
+
+def _by_tool(reply: NodeAnswers) -> Iterator[Finding]:
     node = reply.node
-    if node.kind not in ("npu", "cuda") or not node.devices:
-        return
     tool = "npu-smi" if node.kind == "npu" else "nvidia-smi"
     show = SHOW[tool]
     done = reply.command("smi")
@@ -58,7 +62,6 @@ def findings(reply: NodeAnswers) -> Iterator[Finding]:
     yield from _each(reply, seen, tool)
     for device in node.devices:
         yield from _link(reply, device)
-    yield from _touched(reply)
 
 
 def _touched(reply: NodeAnswers) -> Iterator[Finding]:

@@ -102,6 +102,8 @@ class Selftest:
     def __init__(self, folder: Path, where: Sequence[str], deadline: float, ranks: int) -> None:
         self.checks: list[Check] = []
         self._folder, self._where, self._deadline, self._ranks = folder, where, deadline, ranks
+        # Of this test alone, whatever the user's settings say.
+        self._environment = environment() | {"CLUSTERCTL_RUNS": str(folder / "runs")}
 
     def run(self) -> None:
         """Run all checks; the report is written after each."""
@@ -149,10 +151,12 @@ class Selftest:
             problem = error.message
         except (OSError, ValueError, LookupError) as error:
             # What a check before this one did not leave.
-            problem = f"{type(error).__name__}: {error}"
+            problem = f"there is no result to compare: {error}"
         taken = round(time.monotonic() - began, 1)
         self.checks.append(Check(name, command, taken, problem, found))
-        screen.log(f"{name}: {problem.splitlines()[-1] if problem else found or 'passed'} ({taken:g} s)")
+        lines = problem.splitlines()
+        told = next((line for line in lines if line.startswith("error: ")), "".join(lines[-1:]))
+        screen.log(f"{name}: {told or found or 'passed'} ({taken:g} s)")
         self._write()
 
     def _ran(self, argv: Sequence[str], **more: str) -> str:
@@ -163,7 +167,7 @@ class Selftest:
         process = subprocess.Popen(
             argv,
             cwd=self._folder,
-            env={**environment(), **more},
+            env=self._environment | more,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -192,7 +196,7 @@ class Selftest:
                 break
         if argv[3] in ("launch", "resume"):
             words = [*argv[:3], "stop", "last"]
-            subprocess.run(words, cwd=self._folder, env=environment(), capture_output=True)
+            subprocess.run(words, cwd=self._folder, env=self._environment, capture_output=True)
 
     def _losses(self, folder: Path) -> dict[int, float]:
         """Return the loss of each step of a run's folder."""
@@ -212,11 +216,12 @@ class Selftest:
         from clusterctl.jobs import job as jobs
 
         train: dict[str, object] = jobs.load(self._folder / "whole.yaml").train or {}
+        others = self._losses(self._newest("whole"))
         folder, text = self._folder / "cpu", json.dumps(train).replace("{data}", str(self._folder / "data"))
         replace_file(folder / "train.json", text)
         words = ["trainer", "train", str(folder / "train.json"), "--run-dir", str(folder)]
-        self._ran([sys.executable, "-m", *words], **{DEVICE_KIND: "cpu"})
-        own, others = self._losses(folder), self._losses(self._newest("whole"))
+        self._ran([sys.executable, "-m", *words], **{DEVICE_KIND: "cpu", "OMP_NUM_THREADS": "1"})
+        own = self._losses(folder)
         worst = max(abs(own[step] - others[step]) for step in own)
         if worst > LOSS_TOLERANCE or len(own) != len(others):
             raise WorkFailed(f"the losses differ by up to {worst:.2g}", "")
