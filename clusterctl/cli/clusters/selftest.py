@@ -155,8 +155,8 @@ class Selftest:
         taken = round(time.monotonic() - began, 1)
         self.checks.append(Check(name, command, taken, problem, found))
         lines = problem.splitlines()
-        told = next((line for line in lines if line.startswith("error: ")), "".join(lines[-1:]))
-        screen.log(f"{name}: {told or found or 'passed'} ({taken:g} s)")
+        summary = next((line for line in lines if line.startswith("error: ")), "".join(lines[-1:]))
+        screen.log(f"{name}: {summary or found or 'passed'} ({taken:g} s)")
         self._write()
 
     def _ran(self, argv: Sequence[str], **more: str) -> str:
