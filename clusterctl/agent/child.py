@@ -18,7 +18,7 @@ from clusterctl.agent.frames import CHUNK, StreamEnded
 from clusterctl.agent.processes import end_all
 from clusterctl.agent.reaper import MARKER as MARKER
 from clusterctl.agent.request import Refused, Request
-from clusterctl.agent.spawn import NOT_FOUND, NOT_RUNNABLE, command, environment
+from clusterctl.agent.spawn import NOT_FOUND, NOT_RUNNABLE, candidates, command, environment
 
 # Seconds between SIGTERM and SIGKILL.
 POLITE = 2.0
@@ -78,10 +78,7 @@ def _started(
     except OSError as problem:
         if problem.errno != errno.ENOEXEC or program == b"/bin/sh":
             raise
-    folders = [b""] if b"/" in program else env.get(b"PATH", os.fsencode(os.defpath)).split(b":")
-    result = next(
-        entry for entry in (os.path.join(folder, program) for folder in folders) if os.access(entry, os.X_OK)
-    )
+    result = next(path for path in candidates(program, env) if os.access(path, os.X_OK))
     return _started(request, [b"/bin/sh", result, *argv[1:]], env, cwd)
 
 

@@ -87,11 +87,14 @@ class RankContainer:
         if self.node.kind != "cpu":
             yield "--ulimit=memlock=-1"
         yield from self._devices()
-        yield from (f"--volume={path}:{path}" for path in self.folders)
-        yield from (f"--volume={path}:{path}:ro" for path in self.read_only)
-        if self.node.kind == "npu":
-            yield from (f"--volume={path}:{path}:ro" for path in ASCEND_FILES)
-        yield from (f"--volume={mount}" for mount in self.options.mounts)
+        yield from (f"--volume={mount}" for mount in self._mounts())
+
+    def _mounts(self) -> Iterator[str]:
+        """Yield each path of the node and where the container has it, in the order in which they are mounted."""
+        yield from (f"{path}:{path}" for path in self.folders)
+        ascend = ASCEND_FILES if self.node.kind == "npu" else ()
+        yield from (f"{path}:{path}:ro" for path in (*self.read_only, *ascend))
+        yield from self.options.mounts
 
     def _devices(self) -> Iterator[str]:
         """Yield the options for the node's devices; ranks choose theirs by CUDA_VISIBLE_DEVICES and the like."""
@@ -108,11 +111,7 @@ class RankContainer:
         yield from (self.options.runtime, "exec", "--no-home", f"--pwd={self.cwd}")
         if self.node.kind == "cuda":
             yield "--nv"
-        yield from (f"--bind={path}:{path}" for path in self.folders)
-        yield from (f"--bind={path}:{path}:ro" for path in self.read_only)
-        if self.node.kind == "npu":
-            yield from (f"--bind={path}:{path}:ro" for path in ASCEND_FILES)
-        yield from (f"--bind={mount}" for mount in self.options.mounts)
+        yield from (f"--bind={mount}" for mount in self._mounts())
         yield from (*self.options.options, self.image)
 
 
