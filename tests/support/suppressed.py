@@ -147,8 +147,7 @@ class Suppressed(Device):
         return None
 
     def graph(self, pool: Any) -> Any:
-        assert self.counting is not None
-        return CountedGraph(self.counting)
+        return CountedGraph(self.counting or Counting())
 
     def autocast(self, precision: str) -> Any:
         wanted = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
