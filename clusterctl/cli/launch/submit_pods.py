@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from clusterctl.cli import screen
+from clusterctl.cli import options, screen
 from clusterctl.cli.launch.submit import JobFile, Overrides, Print
 from clusterctl.cli.options import option
 from clusterctl.errors import UsageError, did_you_mean
-
-if TYPE_CHECKING:
-    from clusterctl.backends.pods.kube_api import JobApi
-    from clusterctl.backends.pods.request import PodRequest
-    from clusterctl.jobs.job import Job
 
 Image = Annotated[str, typer.Option("--image", metavar="IMAGE", help="Override the image of the job file.")]
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the objects. Default: the job's.")]
@@ -41,15 +36,16 @@ def k8s(
     """Submit a job to Kubernetes and follow it. The job's `kubernetes` part says what to ask for. Ctrl-C leaves it
     running; --follow follows it again."""
     from clusterctl.backends.pods import request as requests
+    from clusterctl.backends.pods import submission
 
     if kind not in requests.KINDS:
         near = did_you_mean(kind, requests.KINDS) or f"one of {', '.join(requests.KINDS)}"
         raise UsageError(f"--kind {kind}: unknown", near)
     if follow_only and delete:
         raise UsageError("--follow and --delete cannot be given together", "use one after the other")
-    loaded, made = _request(job, kind, image, name, overrides or [])
+    loaded, made = submission.request_of(job, kind, image, name, overrides or [])
     if only_print:
-        screen.write(yaml_of(made))
+        screen.write(submission.yaml_of(made))
         return
     from clusterctl.backends.pods import kube_api
 
@@ -61,7 +57,7 @@ def k8s(
     if not follow_only:
         if note := api.require_room(made):
             screen.log(f"note: {note}", "yellow")
-        name = _submitted(api, loaded, made)
+        name = submission.submitted(api, loaded, made, options.runs_folder(), screen.log)
         screen.log(f"it is a run: clusterctl status {name}, logs -f {name}, stop {name}")
     if detach:
         screen.write(f"{made.name}\n")
@@ -89,60 +85,3 @@ def modelarts(
         hint = "add --print, and send it: POST /v2/{project_id}/training-jobs, with a token of yours"
         raise UsageError("clusterctl has no credentials of ModelArts, and only prints the request", hint)
     screen.write(json.dumps(body, indent=2) + "\n")
-
-
-def _submitted(api: JobApi, job: Job, request: PodRequest) -> str:
-    """Create the objects of a job, and record it as a run of this project; return the run's name."""
-    import shutil
-
-    from clusterctl.backends.pods import pod_runs
-    from clusterctl.cli import options
-    from clusterctl.jobs.run_folder import RunDir, make_runs, new_run
-
-    # The pods save under the name of the run, so that `checkpoint list` finds their checkpoints.
-    folder = options.runs_folder()
-    run = RunDir(make_runs(folder) / request.saved_as) if request.saved_as else new_run(job.name, folder)
-    pod_runs.write_submitted(run, job, request)
-    try:
-        for created in api.submit(request):
-            screen.log(f"created {created}")
-    except BaseException:
-        # Nothing was submitted, so there is no run.
-        shutil.rmtree(run.root)
-        raise
-    return run.run_id
-
-
-def _request(job: Any, kind: str, image: str, name: str, overrides: list[str]) -> tuple[Job, PodRequest]:
-    """Return a job and the values for its manifests; raise InputFaults with all errors."""
-    from clusterctl.backends.pods import request as requests
-    from clusterctl.jobs import job as jobs
-    from clusterctl.jobs import job_check
-    from clusterctl.jobs.parts.grace import upload_seconds, with_grace
-    from clusterctl.jobs.parts.pods import KubernetesOptions
-    from clusterctl.jobs.parts.saving import saving_of
-
-    loaded = jobs.load(job, overrides)
-    options = loaded.kubernetes or KubernetesOptions()
-    summary = job_check.check(requests.for_pods(loaded), requests.imagined(options))
-    upload = upload_seconds(summary, saving_of(loaded.train).to) if summary else 0.0
-    return loaded, requests.request_for(with_grace(loaded, summary), kind, image, name, upload)
-
-
-def yaml_of(request: PodRequest) -> str:
-    """Return the manifests of a job as one YAML file, for kubectl."""
-    import yaml
-
-    from clusterctl.backends.pods.kinds import manifests_of
-
-    class Plain(yaml.SafeDumper):
-        """Writes multi-line texts as blocks, and no anchors."""
-
-        def ignore_aliases(self, data: object) -> bool:
-            return True
-
-    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, "|" if "\n" in value else None)
-
-    Plain.add_representer(str, text)
-    return yaml.dump_all(manifests_of(request), Dumper=Plain, sort_keys=False, allow_unicode=True)
