@@ -22,7 +22,7 @@ import native
 from trainer.__main__ import main
 from trainer.model.gpt import GPT
 
-# Loaded here so that the forks need not: the first step of an optimizer loads torch's compiler, which takes 1.3 s.
+# Loaded here so that the forks need not: recomputed blocks load torch's compiler, which takes 1.3 s.
 BY_ALL = (
     "numpy.ma",
     "torch._dynamo",

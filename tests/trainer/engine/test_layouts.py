@@ -51,19 +51,21 @@ MODELS = {
     "glm4": GLM_4,
     "starcoder": STARCODER,
 }
+# Of a comparison with one process.
+ALIKE = 8
 STEPS = 12
 # Of a journey from layout to layout: each part dies two steps after its checkpoint.
 PART = 3
 
 
-def changes_of(model: str, prefix: Path, **changes: Any) -> dict[str, Any]:
+def changes_of(model: str, prefix: Path, steps: int = STEPS, **changes: Any) -> dict[str, Any]:
     data: dict[str, Any] = {"prefix": str(prefix), "split": "80,20,0"}
     if model == "glm":
         data["eod"] = 3
     schedule = {"lr": 1e-2, "min_lr": 1e-3, "warmup_steps": 2}
-    half = STEPS // 2
+    half = steps // 2
     rest = {"eval": {"every": half, "batches": 2}, "save": {"every": half}, "optimizer": schedule}
-    return {"model": MODELS[model], "data": data, "steps": STEPS, **rest, **changes}
+    return {"model": MODELS[model], "data": data, "steps": steps, **rest, **changes}
 
 
 def losses(lines: list[dict[str, Any]]) -> dict[int, tuple[float, float]]:
@@ -79,16 +81,16 @@ def alike(
     def run(model: str, ranks: int, **changes: Any) -> Path:
         if changes.get("engine") == "deepspeed":
             pytest.importorskip("deepspeed")
-        train_here(tmp_path / "one", **changes_of(model, prefix))
-        done = run_ranks(ranks, raw_config(**changes_of(model, prefix, **changes)), tmp_path / "many")
+        train_here(tmp_path / "one", **changes_of(model, prefix, ALIKE))
+        done = run_ranks(ranks, raw_config(**changes_of(model, prefix, ALIKE, **changes)), tmp_path / "many")
         assert [rank.returncode for rank in done] == [0] * ranks, done[0].stderr
         one, many = (losses(metrics(tmp_path / name, "step")) for name in ("one", "many"))
-        assert len(one) == STEPS and one.keys() == many.keys()
+        assert len(one) == ALIKE and one.keys() == many.keys()
         for step, (loss, norm) in one.items():
             assert many[step] == (pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)), step
         evals = [[line["loss"] for line in metrics(tmp_path / name, "eval")] for name in ("one", "many")]
         assert evals[1] == pytest.approx(evals[0], rel=1e-5)
-        assert one[STEPS][0] < one[1][0] - 0.2
+        assert one[ALIKE][0] < one[1][0] - 0.2
         return tmp_path / "many"
 
     return run
