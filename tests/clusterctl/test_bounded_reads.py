@@ -41,6 +41,10 @@ REASONS = {
     "agent/files/work_folder.py:_update:read": "the record that this login wrote of a working folder",
     "agent/files/work_folder.py:_used:read": "the record that this login wrote of a working folder",
     "agent/ranks/mpi_links.py:start:read": "the daemon of the user's own mpirun sends nothing; its end closes the link",
+    "checks/query.py:touch_text:read_text": "an installed file of clusterctl",
+    "checks/touch.py:main:readline": "a line of its own child; the agent ends the program after its time limit",
+    "checks/touch.py:_touch:read": "a word that its own parent wrote",
+    "checks/touch.py:add:read": "a word that its own parent wrote",
     "runs/start.py:_files:read_text": "an installed file of the agent",
     "runs/carry.py:_work:wait": "a thread that waits for the next checkpoint; close() ends it",
 }
