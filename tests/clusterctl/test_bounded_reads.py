@@ -97,6 +97,7 @@ def started(code: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
+@pytest.mark.slow
 def test_a_program_that_prints_without_end_is_read_up_to_the_limit() -> None:
     process = started("import os\nwhile True: os.write(1, b'x' * 65536)")
     began = time.monotonic()

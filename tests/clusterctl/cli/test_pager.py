@@ -50,6 +50,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "variables", "expected"),
     [
@@ -71,6 +72,7 @@ def test_the_pager_is_the_users_choice(
     assert "\x1b[" in shown or variables.get("TERM") == "dumb"
 
 
+@pytest.mark.slow
 def test_without_a_terminal_there_is_none_and_a_pager_that_is_left_is_no_error(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "clusterctl", "nodes", "list"],

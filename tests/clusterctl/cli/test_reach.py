@@ -147,6 +147,7 @@ def test_an_inventory_named_before_a_noun_that_is_a_command_itself_counts(run: R
     assert run("-c", "cluster.yaml", "nodes")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_plan_tells_faults_of_the_job_of_its_nodes_and_of_its_spares_at_once(
     run: Run, tmp_path: Path
 ) -> None:

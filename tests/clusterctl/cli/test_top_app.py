@@ -77,6 +77,7 @@ def test_the_log_appears_as_soon_as_the_nodes_have_answered(tmp_path: Path) -> N
     in_app(tmp_path, act)
 
 
+@pytest.mark.slow
 def test_it_shows_the_board_and_its_keys_move_filter_and_switch(tmp_path: Path) -> None:
     async def act(app: Any, pilot: Any) -> None:
         rows = ranks(app)[1:]

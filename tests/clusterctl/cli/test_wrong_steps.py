@@ -135,7 +135,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("words", "place"), LINES, ids=[" ".join(words) for words, _ in LINES])
+# `generate` starts the trainer before it reads the prompts.
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        pytest.param(words, place, id=" ".join(words), marks=[pytest.mark.slow] * ("--prompts" in words))
+        for words, place in LINES
+    ],
+)
 def test_a_wrong_command_line_names_the_word_and_a_remedy(
     folder: Path, command_line: Run, words: tuple[str, ...], place: str
 ) -> None:

@@ -119,6 +119,7 @@ def test_all_faults_of_the_file_and_the_options_come_at_once(folder: Path) -> No
     assert [fault.where for fault in error.faults] == places
 
 
+@pytest.mark.slow
 def test_what_would_make_no_inventory_is_refused(folder: Path) -> None:
     (folder / "hosts").write_text("a slots=8\n")
     (folder / "lab.yaml").write_text("nodes: [a]\n")
