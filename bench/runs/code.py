@@ -1,9 +1,10 @@
 """Measure the start of a run whose folder has many unchanged files, next to one with a single file.
 
-    python -m bench.runs.code [--files 10000] [--rounds 7]
+    python -m bench.runs.code [--files 10000] [--rounds 7] [--nodes 2]
 
-Two nodes have the files already; each run gets a working folder of its own there. Medians until the ranks have started,
-in turn.
+The nodes have the files already; each run gets a working folder of its own there. Medians until the ranks have started,
+in turn. Launcher and nodes share the cores of this machine: with one node and two cores each has its own, as in a
+cluster.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--files", type=within(int, 1, 1_000_000), default=10_000)
     parser.add_argument("--rounds", type=within(int, 1, 1000), default=7)
+    parser.add_argument("--nodes", type=within(int, 1, 64), default=2)
     options = parser.parse_args()
     times: dict[int, list[float]] = {1: [], options.files: []}
-    with ground(devices=1) as site:
+    with ground(options.nodes, devices=1) as site:
         for files in times:
             write(site, files)
             # From now on the nodes have the files.
