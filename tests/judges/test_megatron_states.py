@@ -17,7 +17,8 @@ from tests.support.weights import checkpoint, random_state, state_of
 from trainer.checkpoint.part import MOMENTS
 from trainer.weights.convert import export_weights, import_weights
 from trainer.weights.files.torch_read import read_torch
-from trainer.weights.megatron.names import core_name, core_of, flat
+from trainer.weights.files.torch_state import flat
+from trainer.weights.megatron.names import core_name, core_of
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parents[1] / ".venv-judges" / "megatron" / "bin" / "python"

@@ -196,7 +196,10 @@ class Selftest:
                 break
         if argv[3] in ("launch", "resume"):
             words = [*argv[:3], "stop", "last"]
-            subprocess.run(words, cwd=self._folder, env=self._environment, capture_output=True)
+            with suppress(subprocess.TimeoutExpired):
+                subprocess.run(
+                    words, cwd=self._folder, env=self._environment, capture_output=True, timeout=120
+                )
 
     def _losses(self, folder: Path) -> dict[int, float]:
         """Return the loss of each step of a run's folder."""

@@ -57,6 +57,11 @@ BOUNDED = {
     ("agent/ranks/supervisor.py", "os.read"): (1, "one piece, when select reports it"),
     ("agent/server.py", "read_frame"): (1, "MAX_PAYLOAD bytes of the launcher; ends when it is silent"),
     ("cli/runs/top.py", "os.read"): (1, "16 bytes of the keyboard, after a select"),
+    ("checks/touch.py", "readline"): (
+        2,
+        "of its own children; the agent ends the program after its time limit",
+    ),
+    ("cli/clusters/selftest.py", "communicate"): (2, "the time that is left, and GRACE seconds"),
     ("cli/screen.py", "readline"): (1, "a person's answer at the terminal"),
     ("downloads/fetch.py", "server's read"): (3, "PIECE or MOST_SUMS bytes; SILENCE seconds"),
     ("jobs/run_folder.py", "readline"): (2, "LONGEST_LINE bytes of a file"),
