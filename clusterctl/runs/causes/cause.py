@@ -17,7 +17,7 @@ from clusterctl.logs.store import last_lines
 from clusterctl.runs.causes.mismatch import judge_ends
 from clusterctl.runs.causes.patterns import MISMATCHED, OF_PROGRAMS, Kind, kind_of, lost_another, raised_in
 from clusterctl.runs.causes.patterns import how_it_ended as how_it_ended
-from clusterctl.runs.causes.workers import Worker, failed_worker
+from clusterctl.runs.causes.workers import Worker, failed_worker, own_lines, prefixed
 from clusterctl.runs.state import write_state
 from clusterctl.text import plural
 from clusterctl.wire.typed_json import BadValue, decode, encode
@@ -248,9 +248,25 @@ class _Ends:
         began = self.failure.end_time
         causes = [entry for entry in self.bad if not self.kinds[_key(entry)].follows]
         near = [entry for entry in causes if entry.end_time <= began + SAME_TIME]
-        if self.kinds.get(_key(self.failure), Kind("", "")).follows and causes:
-            return (near or causes)[0]
-        return self.failure
+        if not self.kinds.get(_key(self.failure), Kind("", "")).follows:
+            return self.failure
+        return next(iter(near or causes), None) or self._raised_below() or self.failure
+
+    def _raised_below(self) -> RankState | None:
+        """Return a worker with an error of its own below a launcher that was stopped before it could report it."""
+        for rank in filter(self._was_stopped, self.all):
+            tail = self.log_of(rank)[1]
+            for number in prefixed(tail):
+                local = number - self._first_rank(rank.node)
+                lines = own_lines(number, local, tail)
+                new = replace(rank, worker=number, exit_code=1, signal=None, error="")
+                kind = kind_of(new, lines)
+                if raised_in(lines) and not kind.follows:
+                    own = self.run.read_record().devices_on(rank.node)
+                    self.workers[_key(rank)] = Worker(local, number, 1, None, tuple(lines))
+                    self.kinds[_key(rank)] = kind
+                    return replace(new, device=own[local]) if 0 <= local < len(own) else new
+        return None
 
     def left_early(self, first: RankState) -> RankState | None:
         """Return the first rank that exited with code 0 before the others were done, or None.

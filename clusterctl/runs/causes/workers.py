@@ -104,3 +104,9 @@ def own_lines(rank: int, local: int | None, lines: Sequence[str]) -> list[str]:
         for line in lines
         if (found := PREFIX.match(line)) and names & {f"{part}]" for part in re.split(r"\]:? ?", found[0])}
     ]
+
+
+def prefixed(lines: Sequence[str]) -> list[int]:
+    """Return the global ranks of the workers whose lines an output marks, in the order of their first lines."""
+    names = (re.match(r"\[rank(\d+)\]", line) for line in lines)
+    return list(dict.fromkeys(int(found[1]) for found in names if found))

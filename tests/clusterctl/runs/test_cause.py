@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import LinkLost
-from clusterctl.inventory.cluster import Node
+from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.runs.causes import cause as causes
@@ -254,6 +254,26 @@ def test_a_rank_that_lost_another_is_not_the_cause_though_it_was_seen_first(tmp_
     assert cause.tail[-1] == "ZeroDivisionError: division by zero"
     assert cause.others == "3 other ranks ended as a consequence: 2 stopped, 1 connection lost"
     assert cause.folder == str(tmp_path)
+
+
+def test_a_worker_that_raised_is_the_cause_though_its_launcher_was_stopped_before_it_said_so(
+    tmp_path: Path,
+) -> None:
+    """Of two launchers, the one whose workers only lost their peer ended first."""
+    run = RunDir(tmp_path)
+    nodes = tuple(Node(name, name, name, devices=(4, 5)) for name in "ab")
+    run.write_record(replace(RECORD, cluster=Cluster("c", nodes)))
+    raised = "".join(f"[rank3]: {line}\n" for line in TRACEBACK.splitlines())
+    wrote(run, "a", 0, LOST)
+    wrote(run, "b", 1, raised + lost_in(9, "barrier").replace("[rank1]", "[rank2]"))
+    launchers = [at("a", 0, 10.0, code=1), at("b", 1, 11.0, signal=15)]
+    cause = find_cause(run, launchers[0], launchers, {"a": "failed", "b": "stopped"})
+    assert cause.title == "rank 3 on b (device 5) exited with code 1: ZeroDivisionError: division by zero"
+    assert cause.tail[-1] == "ZeroDivisionError: division by zero"
+    assert cause.others == "1 other rank ended as a consequence: connection lost"
+    wrote(run, "b", 1, lost_in(9, "barrier"))
+    cause = find_cause(run, launchers[0], launchers, {"a": "failed", "b": "stopped"})
+    assert cause.title.startswith("rank 0 on a (device 0) exited with code 1: connection lost")
 
 
 FILLED = """step 8/40 | loss 4.0
