@@ -47,7 +47,7 @@ def main(kind: str, devices: list[str]) -> None:
         sums = [json.loads(answer.readline() or "{}") for answer in answers]
     torch = next((entry["torch"] for entry in own if entry.get("torch")), "")
     by_device = {device: entry.get("error", "it ended") for device, entry in zip(devices, own)}  # noqa: B905
-    total = next((entry["error"] for entry in sums if entry.get("error")), "")
+    total = next(filter(None, (entry.get("error", "a process ended in it") for entry in sums)), "")
     print(json.dumps({"torch": torch, "devices": by_device, "sum": "" if failed else total}))
 
 

@@ -35,7 +35,7 @@ def test_a_selftest_without_time_names_what_is_left_and_stops_its_runs(
     assert (
         "the time of the self-test (--seconds) is over" in (shell.folder / "short" / "report.txt").read_text()
     )
-    runs = [path.name for path in (shell.folder / "short" / "runs").glob("*")]
+    runs = [path.name for path in (shell.folder / "short").glob("runs-*/*")]
     assert not [line for line in open_commands() if any(run in line for run in runs)]
 
 

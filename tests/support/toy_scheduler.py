@@ -1,4 +1,4 @@
-"""A batch system that starts each job on this machine at once: all that clusterctl needs to know of a new one.
+"""A toy batch system, with everything that clusterctl needs to know about a new one. It starts each job here at once.
 
 `register` puts it next to the real ones, as a folder of `clusterctl/backends/` and a row of `KNOWN` would.
 """

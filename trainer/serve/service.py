@@ -35,7 +35,7 @@ PER_BYTE = 8
 PER_LOGPROB = 120
 """Bytes of one log probability with its id."""
 PER_ENTRY = 280
-"""Bytes of a log probability with its text, in an answer that is sent at once."""
+"""Bytes of one log probability and its text in an answer that is not streamed."""
 
 
 @dataclass

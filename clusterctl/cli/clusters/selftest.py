@@ -102,8 +102,9 @@ class Selftest:
     def __init__(self, folder: Path, where: Sequence[str], deadline: float, ranks: int) -> None:
         self.checks: list[Check] = []
         self._folder, self._where, self._deadline, self._ranks = folder, where, deadline, ranks
-        # Of this test alone, whatever the user's settings say.
-        self._environment = environment() | {"CLUSTERCTL_RUNS": str(folder / "runs")}
+        # Of this test alone: an earlier one in the same folder must not be compared with.
+        self._runs = folder / f"runs-{time.strftime('%Y%m%d-%H%M%S')}"
+        self._environment = environment() | {"CLUSTERCTL_RUNS": str(self._runs)}
 
     def run(self) -> None:
         """Run all checks; the report is written after each."""
@@ -135,8 +136,8 @@ class Selftest:
 
     def _newest(self, name: str) -> Path:
         """Return the folder of a job's newest run; it does not exist if the run did not start."""
-        found = sorted((self._folder / "runs").glob(f"selftest-{name}-*"))
-        return found[-1] if found else self._folder / "runs" / f"selftest-{name}"
+        found = sorted(self._runs.glob(f"selftest-{name}-*"))
+        return found[-1] if found else self._runs / f"selftest-{name}"
 
     def _check(
         self, name: str, words: Sequence[str], judge: Callable[[str], str] = lambda printed: ""
@@ -187,7 +188,7 @@ class Selftest:
         return printed
 
     def _end(self, process: subprocess.Popen[str], argv: Sequence[str]) -> None:
-        """End a command with all its processes, and its run, which goes on without the launcher."""
+        """End a command and all its processes, and stop the run that it started."""
         for signum in (signal.SIGINT, signal.SIGKILL):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signum)
@@ -220,7 +221,7 @@ class Selftest:
 
         train: dict[str, object] = jobs.load(self._folder / "whole.yaml").train or {}
         others = self._losses(self._newest("whole"))
-        folder, text = self._folder / "cpu", json.dumps(train).replace("{data}", str(self._folder / "data"))
+        folder, text = self._runs / "cpu", json.dumps(train).replace("{data}", str(self._folder / "data"))
         replace_file(folder / "train.json", text)
         words = ["trainer", "train", str(folder / "train.json"), "--run-dir", str(folder)]
         self._ran([sys.executable, "-m", *words], **{DEVICE_KIND: "cpu", "OMP_NUM_THREADS": "1"})

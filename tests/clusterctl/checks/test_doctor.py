@@ -486,6 +486,14 @@ def test_the_first_use_of_devices_runs_for_real(kind: str) -> None:
     assert set(found["devices"].values()) == expected or torch.version.cuda
 
 
+def test_a_process_that_ends_during_the_sum_is_reported() -> None:
+    pytest.importorskip("torch")
+    text = query.touch_text().replace("dist.all_reduce(ones)", "os._exit(3)")
+    words = [sys.executable, "-c", text, "cpu", "0", "1"]
+    found = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    assert found["devices"] == {"0": "", "1": ""} and found["sum"] == "a process ended in it"
+
+
 def test_a_torch_npu_for_another_cann_is_named() -> None:
     def said(cann: str, plugin: str) -> list[tuple[str, str]]:
         python = examined.python(torch=".".join(plugin.split(".")[:3]), torch_npu=plugin)

@@ -33,7 +33,7 @@ class LargestNorm(Norm):
 
 
 class SigmoidRouter(Router):
-    """Scores each expert by itself, and spreads tokens without a loss."""
+    """A router that scores each expert with a sigmoid of its own and adds no balancing loss."""
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         chances = torch.sigmoid(tokens @ self.weight.T)
