@@ -85,7 +85,10 @@ def selftest(
     if not ranks:
         raise UsageError("no device is left to test", "name nodes with `devices`: -n NODES")
     directory = directory.resolve()
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--dir {directory}: {error.strerror}", "name another folder") from None
     where = ["-c", str(Path(cluster.source).resolve()), "-n", ",".join(cluster.names)]
     tested = Selftest(directory, where, time.monotonic() + seconds, ranks)
     tested.run()

@@ -65,6 +65,7 @@ LINES = [
     (("logs", "show", "tiny", "--rank", "\uff10-\uff13"), "--rank"),
     (("sandbox", "down", "--dir", "notes"), "notes is not a folder"),
     (("demo", "--dir", "notes"), "notes: is a file, not a folder"),
+    (("selftest", "--dir", "notes"), "notes: File exists"),
 ]
 # Of the trainer, which the command starts.
 TRAINER = [
