@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import resource
 import signal
@@ -47,8 +48,8 @@ def examine(request: Request) -> Dict[str, Any]:
 
     `commands` is name -> {argv: [[...], ...], timeout}: of each name, the first program that exists is run; all names
     run in parallel. `files` is name -> paths: of each name, the first file that exists is read. `paths` are further
-    folders whose disks are reported, besides the work folder and the folders in it. The commands run in the environment
-    of `setup`.
+    folders whose disks are reported, besides the work folder and the folders in it. `device_files` are patterns of
+    files that ranks open. The commands run in the environment of `setup`.
     """
     commands = request.params.get("commands") or {}
     change = None
@@ -78,6 +79,11 @@ def examine(request: Request) -> Dict[str, Any]:
         "rdma": rdma_ports(),
         "runs": runs_here(workdir),
         "stale_agents": stale_agents(),
+        "device_files": {
+            path: os.access(path, os.R_OK | os.W_OK)
+            for pattern in request.params.get("device_files") or []
+            for path in sorted(glob.glob(str(pattern)))
+        },
         "files": {name: _first_text(paths) for name, paths in (request.params.get("files") or {}).items()},
         "user": os.getuid(),
         "boot_id": boot_id(),

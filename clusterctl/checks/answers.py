@@ -141,6 +141,8 @@ class Examined:
     runs: tuple[LiveRun, ...] = ()
     stale_agents: tuple[int, ...] = ()
     files: dict[str, str | None] = field(default_factory=dict, hash=False)
+    device_files: dict[str, bool] = field(default_factory=dict, hash=False)
+    """Whether this login may read and write them."""
     commands: dict[str, CommandResult | None] = field(default_factory=dict, hash=False)
     """None for a program that the node does not have."""
 

@@ -9,13 +9,33 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from clusterctl.checks.answers import CommandResult, FirstUse, NodeAnswers
-from clusterctl.checks.versions import needed_driver
+from clusterctl.checks.remedies import remedy_for
 from clusterctl.finding import Finding
 from clusterctl.text import device_text
+from clusterctl.wire import versions
 from clusterctl.wire.typed_json import BadValue, decode, parse
 
 SHOW = {"npu-smi": "npu-smi info", "nvidia-smi": "nvidia-smi"}
 UNSEEN = ("", "NA", "N/A", "[N/A]", "[Not Supported]")
+# The part of a device's memory above which something uses it; drivers take up to a tenth.
+IN_USE = 0.25
+# Answers of nvidia-smi that mean trouble: question and column, words, level, what is wrong, remedy, command.
+STATES = (
+    ("state", 1, "Enabled", "warning", "is divided by MIG: a rank would get a part of it, or nothing",
+     "turn MIG off, or use other devices", "sudo nvidia-smi -i {device} -mig 0"),
+    ("state", 2, "Prohibited", "bad", "allows no process (compute mode)", "allow processes",
+     "sudo nvidia-smi -i {device} -c DEFAULT"),
+    ("state", 3, "Disabled", "note", "persistence mode is off: each first use waits for the driver", "turn it on",
+     "sudo nvidia-smi -i {device} -pm 1"),
+    ("clocks", 1, "Active", "warning", "is slowed down by heat or power", "check cooling and power supply",
+     "nvidia-smi -i {device} -q -d PERFORMANCE"),
+    ("rows", 1, "Yes|1", "warning", "has memory rows that are remapped at its next reset", "reset it",
+     "sudo nvidia-smi -i {device} --gpu-reset"),
+    ("rows", 2, "Yes|1", "bad", "has no spare memory rows left", "replace it; until then leave it out with `devices`",
+     "nvidia-smi -i {device} -q -d ROW_REMAPPER"),
+    ("fabric", 1, "In Progress|Not Started", "bad", "has not joined the NVLink fabric",
+     *remedy_for("Error 802", "", "")),
+)  # fmt: skip
 LOST = re.compile(r"Unknown Error|GPU is lost|ERR!|\[GPU requires reset\]", re.IGNORECASE)
 
 
@@ -30,6 +50,14 @@ class DeviceSample:
     """The tool's name for the device: `910B3`, `NVIDIA A100-SXM4-80GB`."""
     memory: int = field(default=0, compare=False)
     """MiB; 0 if the tool does not show it."""
+    used: int = field(default=0, compare=False)
+    """MiB that are taken."""
+    uuid: str = field(default="", compare=False)
+
+    @property
+    def is_taken(self) -> bool:
+        """Return whether its memory is in use, although no process is shown."""
+        return not self.busy and self.used > IN_USE * self.memory > 0
 
 
 def findings(reply: NodeAnswers) -> Iterator[Finding]:
@@ -43,16 +71,12 @@ def _by_tool(reply: NodeAnswers) -> Iterator[Finding]:
     node = reply.node
     tool = "npu-smi" if node.kind == "npu" else "nvidia-smi"
     show = SHOW[tool]
+    yield from _files(reply)
     done = reply.command("smi")
     if done is None or done.timed_out or not done.succeeded:
-        yield Finding(
-            "bad",
-            node.name,
-            f"{tool} {_trouble(done)}",
-            "install or repair the driver on the node",
-            "devices",
-            show,
-        )
+        trouble = _trouble(done)
+        remedy, fix = remedy_for(trouble, "install or repair the driver on the node", show)
+        yield Finding("bad", node.name, f"{tool} {trouble}{_no_files(reply)}", remedy, "devices", fix)
         return
     seen = npus(done.out) if node.kind == "npu" else gpus(done.out, reply.command("busy"))
     if not seen:
@@ -60,8 +84,29 @@ def _by_tool(reply: NodeAnswers) -> Iterator[Finding]:
         yield Finding("warning", node.name, text, "check the output by hand", "devices", show)
         return
     yield from _each(reply, seen, tool)
-    for device in node.devices:
-        yield from _link(reply, device)
+    yield from _states(reply, seen)
+    if node.kind == "npu":
+        yield from _links(reply)
+
+
+def _files(reply: NodeAnswers) -> Iterator[Finding]:
+    """Yield device files that this login may not open, and an adapter for RDMA that reads no GPU memory."""
+    files, name = reply.found.device_files, reply.node.name
+    denied = [path for path, allowed in files.items() if not allowed]
+    if denied:
+        text = f"this login may not open {', '.join(denied[:4])}{' and more' if len(denied) > 4 else ''}"
+        remedy, fix = remedy_for("Permission denied", "", "")
+        yield Finding("bad", name, text, remedy, "devices-access", fix)
+    if reply.found.rdma and reply.found.files.get("peermem", "") is None:
+        text = "nvidia_peermem is not loaded: RDMA copies through the node's memory, unless the kernel has dma-buf"
+        yield Finding("note", name, text, "load it", "rdma", "sudo modprobe nvidia_peermem")
+
+
+def _no_files(reply: NodeAnswers) -> str:
+    """Return that the node has no device file of its kind, where it was asked for them."""
+    pattern = "/dev/davinci" if reply.node.kind == "npu" else "/dev/nvidia"
+    found = any(path.startswith(pattern) for path in reply.found.device_files)
+    return "" if found else f"; there is no {pattern}*"
 
 
 def _touched(reply: NodeAnswers) -> Iterator[Finding]:
@@ -70,28 +115,31 @@ def _touched(reply: NodeAnswers) -> Iterator[Finding]:
     if done is None or (done.succeeded and done.out.strip() == "{}"):
         return
     show = f"clusterctl exec {reply.node.name} -- {SHOW['npu-smi' if reply.node.kind == 'npu' else 'nvidia-smi']}"
-    answer, driver = _answer_of(done), driver_versions(reply).get("driver", "")
-    remedy = (
-        needed_driver(answer.torch if answer else "", driver)
-        or "driver, CUDA or CANN, and torch must go together"
-    )
+    answer, versions_there = _answer_of(done), driver_versions(reply)
+    driver = versions_there.get("driver", "")
+
+    def failed(text: str, error: str, other: str) -> Finding:
+        remedy, fix = remedy_for(error, other, show)
+        if "not compiled with CUDA" in error:
+            remedy += versions.torch_for(answer.torch if answer else "", driver, ": ")
+        beside = f" (driver {driver})" if driver and answer else ""
+        return Finding("bad", reply.node.name, f"{text}{error}{beside}", remedy, "devices-use", fix)
+
+    together = versions.goes_with(versions_there.get("CANN", ""))
     if answer is None:
-        text = f"a first use of its devices by torch {_trouble(done)}"
-        yield Finding("bad", reply.node.name, text, remedy, "devices-use", show)
+        yield failed("a first use of its devices by torch ", _trouble(done), together)
         return
-    name, failed = answer.torch or "torch", dict[str, list[int]]()
+    name, errors = answer.torch or "torch", dict[str, list[int]]()
     for device, error in answer.devices.items():
         if error:
-            failed.setdefault(error, []).append(int(device))
-    beside = f" (driver {driver})" if driver else ""
-    for error, devices in failed.items():
-        text = f"{name} cannot use device {device_text(devices)}: {error}{beside}"
-        yield Finding("bad", reply.node.name, text, remedy, "devices-use", show)
+            errors.setdefault(error, []).append(int(device))
+    for error, devices in errors.items():
+        old = versions.needed_driver(answer.torch, driver)
+        yield failed(f"{name} cannot use device {device_text(devices)}: ", error, old or together)
     if answer.sum:
-        text = f"{name} cannot add over its devices: {answer.sum}{beside}"
-        remedy = "NCCL and HCCL need shared memory, and access among the devices"
-        yield Finding("bad", reply.node.name, text, remedy, "devices-use", show)
-    if not failed and not answer.sum:
+        needs = "NCCL and HCCL need shared memory, and access among the devices"
+        yield failed(f"{name} cannot add over its devices: ", answer.sum, needs)
+    if not errors and not answer.sum:
         yield Finding(
             "ok", reply.node.name, f"{name} multiplies and adds on all devices", check="devices-use"
         )
@@ -140,24 +188,56 @@ def _each(reply: NodeAnswers, seen: Mapping[int, DeviceSample], tool: str) -> It
             text = f"device {device} is in use: {', '.join(entry.busy[:4])}"
             remedy = "wait for it, stop it, or choose other devices"
             yield Finding("bad", node.name, text, remedy, "devices-busy", show)
-        if entry == DeviceSample():
+        if entry.is_taken:
+            text = f"device {device}: {entry.used} of {entry.memory} MiB are in use, by no process that is shown here"
+            remedy = "look in other containers and at other users' processes, or choose other devices"
+            yield Finding("warning", node.name, text, remedy, "devices-busy", show)
+        if entry == DeviceSample() and not entry.is_taken:
             sound.append(device)
     if sound:
         yield Finding("ok", node.name, f"devices {device_text(sound)} are healthy and free", check="devices")
 
 
-def _link(reply: NodeAnswers, device: int) -> Iterator[Finding]:
-    done = reply.command(f"link {device}")
-    if done is None or not done.succeeded:
-        # The node was not asked, or its hccn_tool cannot report this; `ranktable verify` checks addresses.
-        return
-    match = re.search(r"link status:\s*(\S+)", done.out)
-    if match and match[1].upper() != "UP":
-        text = f"device {device}: its network link is {match[1]}"
-        remedy = "check the cable and the switch's port"
-        yield Finding(
-            "bad", reply.node.name, text, remedy, "device-link", f"hccn_tool -i {device} -link_stat -g"
-        )
+def _states(reply: NodeAnswers, seen: Mapping[int, DeviceSample]) -> Iterator[Finding]:
+    """Yield the rows of STATES that nvidia-smi reports, each with all its devices."""
+    done = {question: reply.command(question) for question in dict.fromkeys(row[0] for row in STATES)}
+    rows = {(name, row[0]): row for name, entry in done.items() if entry for row in _rows(entry.out) if row}
+    own = [device for device in reply.node.devices if device in seen]
+    for question, column, words, level, problem, remedy, fix in STATES:
+        odd = [
+            device
+            for device in own
+            if re.fullmatch(words, "".join(rows.get((question, seen[device].uuid), [])[column : column + 1]))
+        ]
+        if odd:
+            text, command = f"device {device_text(odd)} {problem}", fix.format(device=",".join(map(str, odd)))
+            yield Finding(level, reply.node.name, text, remedy, "devices-state", command)
+    for device in own:
+        width = rows.get(("state", seen[device].uuid), [])[4:6]
+        if len(set(width)) == 2 and all(map(str.isdecimal, width)):
+            text = f"device {device} uses {width[0]} of {width[1]} PCIe lanes"
+            remedy = "seat the card again, or use another slot; some cards use fewer lanes while idle"
+            yield Finding("note", reply.node.name, text, remedy, "devices-state", "nvidia-smi topo -m")
+
+
+# Questions to hccn_tool, the words before its answer, sound answers, what is wrong, and the remedy.
+LINKS = (
+    ("link", r"link status:\s*(\S+)", ("UP",), "its network link is", "check the cable and the switch's port"),
+    ("net_health", r"net health status:\s*(\S[^\n]*)", ("SUCCESS", "INIT"), "the health of its network is",
+     "check its address, gateway and detect address: hccn_tool -netdetect"),
+)  # fmt: skip
+
+
+def _links(reply: NodeAnswers) -> Iterator[Finding]:
+    """Yield what hccn_tool reports of the links; where it cannot report this, `ranktable verify` checks addresses."""
+    for device in reply.node.devices:
+        for question, words, sound, problem, remedy in LINKS:
+            done = reply.command(f"{question} {device}")
+            match = re.search(words, done.out) if done is not None and done.succeeded else None
+            if match and match[1].strip().upper() not in sound:
+                show = f"hccn_tool -i {device} -{question} -g"
+                text = f"device {device}: {problem} {match[1].strip()}"
+                yield Finding("bad", reply.node.name, text, remedy, "device-link", show)
 
 
 def _trouble(done: CommandResult | None) -> str:
@@ -181,7 +261,7 @@ def npus(text: str) -> dict[int, DeviceSample]:
     health: dict[int, str] = {}
     busy: dict[int, list[str]] = {}
     names: dict[int, str] = {}
-    memory: dict[int, int] = {}
+    memory: dict[int, tuple[int, int]] = {}
     row: tuple[int, str, str] | None = None
     for line in text.splitlines():
         cells = [cell.split() for cell in line.strip().strip("|").split("|")]
@@ -205,9 +285,10 @@ def npus(text: str) -> dict[int, DeviceSample]:
             chips[card, int(first[0])] = device
             health[device], names[device], row = state, name, None
             # The last two numbers are the used and the whole memory.
-            memory[device] = int(cells[-1][-1]) if cells[-1] and cells[-1][-1].isdecimal() else 0
+            numbers = re.search(r"([0-9]+) */ *([0-9]+)$", " ".join(cells[-1]))
+            memory[device] = (int(numbers[2]), int(numbers[1])) if numbers else (0, 0)
     return {
-        device: DeviceSample(state, tuple(busy.get(device, ())), names[device], memory[device])
+        device: DeviceSample(state, tuple(busy.get(device, ())), names[device], *memory[device])
         for device, state in health.items()
     }
 
@@ -222,8 +303,9 @@ def gpus(text: str, busy: CommandResult | None) -> dict[int, DeviceSample]:
     for row in _rows(text):
         if len(row) >= 6 and row[0].isdecimal():
             name = row[6] if len(row) > 6 else ""
-            memory = int(row[3]) if row[3].isdecimal() else 0
-            result[int(row[0])] = DeviceSample(_gpu_health(row[:6]), tuple(on.get(row[1], ())), name, memory)
+            memory, used = (int(cell) if cell.isdecimal() else 0 for cell in row[3:5])
+            users = tuple(on.get(row[1], ()))
+            result[int(row[0])] = DeviceSample(_gpu_health(row[:6]), users, name, memory, used, row[1])
     return result
 
 
@@ -245,6 +327,7 @@ def driver_versions(reply: NodeAnswers) -> dict[str, str]:
     patterns = {
         "CANN": r"(?im)^\s*(?:toolkit_installed_version|toolkit_running_version|version)\s*=\s*\[?([^\]\s]+)",
         "driver": r"(?im)^\s*Version\s*=\s*(\S+)",
+        "firmware": r"(?im)^\s*Version\s*=\s*(\S+)",
         "CUDA": r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([^"]+)"|CUDA Version ([0-9.]+)',
     }
     for name, pattern in patterns.items():

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from clusterctl.checks.remedies import remedy_for
 from clusterctl.errors import ClusterctlError
 from clusterctl.finding import Finding
 from clusterctl.inventory.container import ContainerOptions
 from clusterctl.jobs.job import Job
+from clusterctl.jobs.parts.container import device_options
 from clusterctl.jobs.plan import container_of
+from clusterctl.wire.versions import TRAINER_PYTHON
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
@@ -22,8 +25,6 @@ if TYPE_CHECKING:
 
 # Seconds for a runtime to answer, and for Python to start in a container.
 LIMIT = 60.0
-# The oldest Python that the trainer runs on.
-OLDEST = (3, 10)
 # The modules that a training needs, by the kind of its devices.
 MODULES = {"cpu": ("torch", "numpy"), "cuda": ("torch", "numpy"), "npu": ("torch", "torch_npu", "numpy")}
 PROBE = """
@@ -96,15 +97,13 @@ def _ask(node: Node, link: Connection, job: Job) -> ImageAnswer:
             last = (shown.error_text.strip().splitlines() or [f"exit code {shown.exit_code}"])[-1]
             # A daemon that answers is named too: "Error response from daemon: No such image".
             if re.search("connect to the docker (daemon|API)", last, re.IGNORECASE):
-                remedy = (
-                    "start the daemon, or give the user access to its socket; podman and apptainer need none"
-                )
+                remedy, _ = remedy_for("connect to the docker", "", "")
                 return ImageAnswer(node.name, f"{options.runtime} does not answer: {last}", remedy)
             remedy = f"clusterctl push --image FILE -n {node.name}, or {options.runtime} pull {options.image} there"
             return ImageAnswer(node.name, f"it has no image {options.image}: {last}", remedy)
         digest = shown.stdout.decode("utf-8", "replace").strip()
     problem = _missing_parts(node, link, job, options)
-    remedy = f"build them into {options.image}: examples/images has Dockerfiles"
+    remedy, _ = remedy_for(problem, f"build them into {options.image}: examples/images has Dockerfiles", "")
     return ImageAnswer(node.name, problem, remedy if problem else "", digest)
 
 
@@ -115,7 +114,16 @@ def _missing_parts(node: Node, link: Connection, job: Job, options: ContainerOpt
         return ""
     modules = MODULES[node.kind] if job.train is not None or job.trainer else ()
     run = ("exec",) if options.dialect == "apptainer" else ("run", "--rm", "--network=none")
-    argv = [options.runtime, *run, options.image, options.python, "-c", PROBE, *modules]
+    argv = [
+        options.runtime,
+        *run,
+        *device_options(options, node),
+        options.image,
+        options.python,
+        "-c",
+        PROBE,
+        *modules,
+    ]
     try:
         done = link.run(argv, timeout=LIMIT)
     except ClusterctlError as error:
@@ -125,7 +133,8 @@ def _missing_parts(node: Node, link: Connection, job: Job, options: ContainerOpt
         return f"{options.python} does not run in {options.image}: {last}"
     found = json.loads(done.stdout)
     version = tuple(found["python"])
-    if modules and version < OLDEST:
-        return f"{options.image} has Python {version[0]}.{version[1]}, and the trainer needs {OLDEST[0]}.{OLDEST[1]}"
+    if modules and version < TRAINER_PYTHON:
+        has, needs = (".".join(map(str, numbers)) for numbers in (version, TRAINER_PYTHON))
+        return f"{options.image} has Python {has}, and the trainer needs {needs}"
     missing = ", ".join(found["missing"])
     return f"{options.image} lacks {missing}" if missing else ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from clusterctl.backends.backend import of_node
 from clusterctl.checks.answers import Commands
 from clusterctl.checks.query import Question, tool_paths
+from clusterctl.checks.remedies import remedy_for
 from clusterctl.errors import UsageError
 from clusterctl.finding import Finding
 from clusterctl.inventory.cluster import MAX_DEVICES
@@ -33,6 +34,8 @@ class ReportedDevices:
     devices: tuple[int, ...]
     chip: str = ""
     """The name of the first device."""
+    complaint: str = ""
+    """The error of a driver's tool that is there and shows no device."""
 
     def text(self) -> str:
         """Return a text such as `8 npu (Ascend 910B3)`."""
@@ -60,7 +63,9 @@ def ask_node(node: Node, link: Connection) -> ReportedDevices:
     gpus = [(int(row[0]), row[1].strip()) for row in rows if len(row) == 2 and row[0].strip().isdecimal()]
     if gpus:
         return ReportedDevices("cuda", _bounded([number for number, _ in gpus]), gpus[0][1])
-    return ReportedDevices("cpu", ())
+    failed = {"npu-smi": npu, "nvidia-smi": cuda}.items()
+    complaints = (f"{tool}: {done.last_line()}" for tool, done in failed if done and not done.succeeded)
+    return ReportedDevices("cpu", (), complaint=next(complaints, ""))
 
 
 def _bounded(devices: Sequence[int]) -> tuple[int, ...]:
@@ -83,11 +88,12 @@ def completed(cluster: Cluster, connections: Connections) -> Cluster:
 def with_named(node: Node, reported: ReportedDevices) -> Node:
     """Return a node with what it reports, where the inventory does not name it; raise UsageError if both differ."""
     if "kind" not in node.unnamed and reported.kind != node.kind:
-        found = reported.text() if reported.devices else "no NPU and no GPU"
+        found = reported.text() if reported.devices else reported.complaint or "no NPU and no GPU"
         tool = "npu-smi info" if node.kind == "npu" else "nvidia-smi"
+        remedy = f"check `{tool}` on the node, or write `devices` into the inventory"
         raise UsageError(
             f"{node.name}: the inventory says kind {node.kind} and names no devices, and the node reports {found}",
-            f"check `{tool}` on the node, or write `devices` into the inventory",
+            remedy_for(reported.complaint, remedy, "")[0],
         )
     return replace(as_reported(node, reported), unnamed=())
 
@@ -125,6 +131,10 @@ def unexpected(cluster: Cluster, connections: Connections) -> list[Finding]:
     guessed = [node for node in cluster.nodes if cluster.assumed or node.unnamed == ("kind",)]
     findings = []
     for outcome in ask_devices(guessed, connections):
+        if outcome.ok and (complaint := outcome.get().complaint):
+            remedy, fix = remedy_for(complaint, "repair the driver; `kind: cpu` says that CPUs are meant", "")
+            text = f"its ranks run as on CPUs, because {complaint}"
+            findings.append(Finding("warning", outcome.node.name, text, remedy, "kind", fix))
         if outcome.ok and outcome.get().kind != "cpu":
             kind = outcome.get().kind
             text = (

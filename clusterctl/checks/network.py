@@ -19,7 +19,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.finding import Finding
 from clusterctl.inventory import nodeset
 from clusterctl.ranktable.devices import VENDOR_TOOL, parse_conf
-from clusterctl.text import plural
+from clusterctl.text import device_text, plural
 from clusterctl.transport.connection import read_answer
 
 if TYPE_CHECKING:
@@ -188,8 +188,45 @@ def findings(answers: Sequence[NodeAnswers], quick: bool = False) -> Iterator[Fi
     if answers:
         yield from same_clock(answers, quick)
     if len(answers) > 1:
+        yield from same_machine(answers)
         yield from same_versions(answers, quick)
         yield from same_interface(answers, quick)
+    if not quick and sum(entry.node.kind == "npu" for entry in answers) > 1:
+        yield from without_address(answers)
+
+
+def same_machine(answers: Sequence[NodeAnswers]) -> Iterator[Finding]:
+    """Yield names of the inventory that are one machine with one work folder, and that share devices."""
+    groups: dict[tuple[object, ...], list[Node]] = {}
+    for entry in answers:
+        if entry.hello.boot_id:
+            # Pods and containers of one machine have addresses or work folders of their own.
+            own = tuple(sorted((name, *card.addresses) for name, card in entry.found.interfaces.items()))
+            groups.setdefault((entry.hello.boot_id, entry.found.workdir, own), []).append(entry.node)
+    for nodes in groups.values():
+        devices = [device for node in nodes for device in node.devices]
+        if len(set(devices)) < len(devices):
+            names = nodeset.fold(node.name for node in nodes)
+            level = "warning" if nodes[0].kind == "cpu" else "bad"
+            text = f"{names} are one machine: each of its devices would get {len(nodes)} ranks"
+            remedy = "keep one of the names in the inventory, or give each its own `devices`"
+            yield Finding(level, names, text, remedy, "machine", "hostname -f")
+
+
+def without_address(answers: Sequence[NodeAnswers]) -> Iterator[Finding]:
+    """Yield NPUs that have no address in the network of the NPUs; HCCL needs them between nodes."""
+    for entry in answers:
+        known = _addresses(entry)
+        for device in entry.node.devices:
+            done = entry.command(f"ip {device}")
+            if done is not None and "addr" in done.out:
+                known[device] = done.out
+        absent = [device for device in entry.node.devices if device not in known]
+        if absent and entry.node.kind == "npu":
+            text = f"device {device_text(absent)} has no address in hccn_tool, hccn.conf and the inventory"
+            remedy = "give each an address, or write `device_ips` in the inventory: HCCL needs them"
+            fix = f"hccn_tool -i {absent[0]} -ip -s address A.B.C.D netmask 255.255.255.0"
+            yield Finding("warning", entry.node.name, text, remedy, "device-address", fix)
 
 
 def same_versions(answers: Sequence[NodeAnswers], quick: bool = False) -> Iterator[Finding]:

@@ -11,10 +11,11 @@ from clusterctl.checks.answers import CommandResult, Disk, NodeAnswers, PythonVe
 from clusterctl.checks.devices import driver_versions
 from clusterctl.checks.job_setup import SETUP
 from clusterctl.checks.query import HCCL_PORTS, hccl_base
-from clusterctl.checks.versions import wrong_torch_npu
 from clusterctl.finding import Finding
 from clusterctl.inventory.setup import rank_python
 from clusterctl.text import plural, size
+from clusterctl.wire import contract
+from clusterctl.wire import versions as known
 from clusterctl.wire.typed_json import BadValue, decode, parse
 
 if TYPE_CHECKING:
@@ -238,8 +239,6 @@ def setup(reply: NodeAnswers, quick: bool) -> Iterator[Finding]:
 
 def versions(reply: NodeAnswers) -> dict[str, str]:
     """Return the versions that must be the same on every node: Python, libraries, toolkit, driver."""
-    from clusterctl.checks.devices import driver_versions
-
     python = python_of(reply)
     result = {"Python": python.python, **python.packages} if python else {}
     return {**result, **driver_versions(reply)}
@@ -265,11 +264,20 @@ def libraries(reply: NodeAnswers, quick: bool) -> Iterator[Finding]:
         yield Finding("bad", node.name, text, remedy, "python")
         return
     packages = python.packages
-    yield from _torch_npu(node, packages, driver_versions(reply).get("CANN", ""))
+    yield from _torch_npu(node, packages, driver_versions(reply))
+    for name in (contract.CUDA_VISIBLE, contract.ASCEND_VISIBLE):
+        if name in node.env:
+            text = f"its `env` in the inventory sets {name}, instead of the devices that a launch chooses"
+            yield Finding("warning", node.name, text, "remove it; `devices` names the devices", "devices")
     if quick:
         return
     missing = [name for name in TRAINER if name not in packages]
-    if missing:
+    oldest = ".".join(map(str, known.TRAINER_PYTHON))
+    if not known.fits_trainer(python.python, known.TRAINER_PYTHON):
+        text = f"the embedded trainer can't run there: {_python(reply)} is Python {python.python}, older than {oldest}"
+        remedy = f"name a Python {oldest} as `python` in the inventory; not needed for programs of your own"
+        yield Finding("warning", node.name, text, remedy, "libraries")
+    elif missing:
         text = f"the embedded trainer can't run there: no {', '.join(missing)}"
         remedy = f"install them into {_python(reply)} on that node; not needed for programs of your own"
         fix = f"{_python(reply)} -m pip install {' '.join(missing)}"
@@ -284,26 +292,23 @@ def _python(reply: NodeAnswers) -> str:
     return rank_python(reply.node.python, reply.node.setup, reply.of_job.setup if reply.of_job else None)
 
 
-def _torch_npu(node: Node, packages: Mapping[str, str], cann: str) -> Iterator[Finding]:
-    """Check torch_npu, which is built for one CANN and for one torch, named by its first three numbers."""
+def _torch_npu(node: Node, packages: Mapping[str, str], others: Mapping[str, str]) -> Iterator[Finding]:
+    """Check torch_npu, which is built for one CANN and for one torch, and the firmware, which goes with the driver."""
     torch, plugin = packages.get("torch", ""), packages.get("torch_npu", "")
+    cann, release = others.get("CANN", ""), known.torch_of(plugin)
     if node.kind == "npu" and packages and not plugin:
         remedy = f"install the torch_npu that goes with its torch into {node.python}"
+        if newest := known.newest_for(cann):
+            remedy += f"; for CANN {known.short(cann)}: torch {known.torch_of(newest)} and torch_npu {newest}"
         yield Finding("warning", node.name, "no torch_npu for its NPUs", remedy, "torch-npu")
-    elif plugin and torch and _release(plugin) != _release(torch):
+    elif plugin and torch and release != known.torch_of(torch):
         text = f"torch_npu {plugin} does not go with torch {torch}"
-        remedy = (
-            f"install torch {'.'.join(_release(plugin))}, or the torch_npu of {'.'.join(_release(torch))}"
-        )
+        remedy = f"install torch {release}, or the torch_npu of {known.torch_of(torch)}"
         yield Finding("bad", node.name, text, remedy, "torch-npu")
-    elif wrong := wrong_torch_npu(cann, plugin):
+    elif wrong := known.wrong_torch_npu(cann, plugin):
         yield Finding("warning", node.name, *wrong, "torch-npu")
-
-
-def _release(version: str) -> list[str]:
-    import re
-
-    return re.findall(r"[0-9]+", version.partition("+")[0])[:3]
+    if wrong := known.wrong_firmware(others.get("driver", ""), others.get("firmware", "")):
+        yield Finding("warning", node.name, *wrong, "firmware", "npu-smi info -t board -i 0")
 
 
 def _why(done: CommandResult | None) -> str:

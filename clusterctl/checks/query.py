@@ -53,6 +53,19 @@ print('{"python": "%s", "packages": {%s}}' % (sys.version.split()[0], packages))
 NVIDIA_FIELDS = (
     "index,uuid,driver_version,memory.total,memory.used,ecc.errors.uncorrected.volatile.total,name"
 )
+# More that nvidia-smi is asked; each command by itself, because one that a driver does not know fails as a whole.
+NVIDIA_STATE = {
+    "state": "--query-gpu=gpu_uuid,mig.mode.current,compute_mode,persistence_mode,pcie.link.width.current,"
+    "pcie.link.width.max",
+    "clocks": "--query-gpu=gpu_uuid,clocks_event_reasons.hw_slowdown",
+    "rows": "--query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure",
+    "fabric": "--query-gpu=gpu_uuid,fabric.state",
+}
+# Device files that a rank opens.
+DEVICE_FILES = {
+    "npu": ("/dev/davinci[0-9]*", "/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"),
+    "cuda": ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/infiniband/uverbs*"),
+}
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,7 @@ class Questions:
     commands: dict[str, Question] = field(default_factory=dict)
     files: dict[str, list[str]] = field(default_factory=dict)
     paths: list[str] = field(default_factory=list)
+    device_files: tuple[str, ...] = ()
 
 
 def query_node(
@@ -111,13 +125,13 @@ def _setup(node: Node, link: Connection, quick: bool) -> tuple[SetupResult | Non
 
 def questions_for(node: Node, quick: bool = False, of_job: JobSetupAnswer | None = None) -> Questions:
     """Return the questions of the second request to a node."""
-    questions = Questions(node.address)
+    questions = Questions(node.address, device_files=DEVICE_FILES.get(node.kind, ()))
     python = rank_python(node.python, node.setup, of_job.setup if of_job else None)
     questions.commands["python"] = Question([[python, "-c", NODE_PYTHON, *PACKAGES]])
     if node.kind == "npu":
         _npu(node, questions, quick)
     elif node.kind == "cuda":
-        _cuda(questions)
+        _cuda(questions, quick)
     if node.kind != "cpu" and node.devices and not quick:
         words = [touch_text(), node.kind, *map(str, node.devices)]
         questions.commands["touch"] = Question([[python, "-c", *words]], TOUCH_TIMEOUT)
@@ -140,7 +154,8 @@ def _npu(node: Node, questions: Questions, quick: bool) -> None:
         "/usr/local/Ascend/cann",
     ]
     questions.files["CANN"] = [f"{entry}/version.cfg" for entry in toolkits]
-    questions.files["driver"] = ["/usr/local/Ascend/driver/version.info"]
+    for part in ("driver", "firmware"):
+        questions.files[part] = [f"/usr/local/Ascend/{part}/version.info"]
     smi = [[tool, "info"] for tool in tool_paths(node, "npu-smi", VENDOR_SMI)]
     questions.commands["smi"] = Question(smi)
     if quick:
@@ -148,15 +163,20 @@ def _npu(node: Node, questions: Questions, quick: bool) -> None:
     tools = [node.hccn_tool] if node.hccn_tool else ["hccn_tool", VENDOR_TOOL]
     questions.files["hccn.conf"] = [node.hccn_conf or VENDOR_CONF]
     for device in node.devices:
-        argv = [[tool, "-i", str(device), "-link", "-g"] for tool in tools]
-        questions.commands[f"link {device}"] = Question(argv)
+        for name in ("link", "net_health", "ip"):
+            argv = [[tool, "-i", str(device), f"-{name}", "-g"] for tool in tools]
+            questions.commands[f"{name} {device}"] = Question(argv)
 
 
-def _cuda(questions: Questions) -> None:
+def _cuda(questions: Questions, quick: bool) -> None:
     questions.files["CUDA"] = ["/usr/local/cuda/version.json", "/usr/local/cuda/version.txt"]
+    questions.files["peermem"] = [
+        f"/sys/module/{name}/initstate" for name in ("nvidia_peermem", "nv_peer_mem")
+    ]
     queries = {
         "smi": f"--query-gpu={NVIDIA_FIELDS}",
         "busy": "--query-compute-apps=gpu_uuid,pid,process_name",
+        **({} if quick else NVIDIA_STATE),
     }
     for name, question in queries.items():
         argv = ["nvidia-smi", question, "--format=csv,noheader,nounits"]

@@ -53,6 +53,7 @@ def node(**more: Any) -> dict[str, Any]:
         "stale_agents": [],
         "commands": {"python": python()},
         "files": {},
+        "device_files": {},
     }
     for name, value in more.items():
         laid = isinstance(value, dict) and isinstance(sound[name], dict) and name != "place"

@@ -16,6 +16,7 @@ from clusterctl.cli.nodes.fab import choice_of
 from clusterctl.cli.options import argument, flag, option
 from clusterctl.errors import Collected, Fault, InputFaults, UsageError
 from clusterctl.settings import load_settings
+from clusterctl.wire import versions
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
@@ -36,10 +37,6 @@ LockFile = Annotated[
 WheelFolder = Annotated[
     Path | None, typer.Option("--wheelhouse", metavar="FOLDER", help="The folder with the wheels.")
 ]
-
-
-# The oldest torch of the embedded trainer.
-TRAINER_TORCH = (2, 6)
 
 
 @dataclass(frozen=True)
@@ -244,11 +241,25 @@ def _words_of(requirements: Sequence[str]) -> list[str]:
     return [word for name in requirements for word in (["-r", name] if Path(name).is_file() else [name])]
 
 
+def _pins(cann: str, python: str, trains: bool) -> list[str]:
+    """Return the newest torch and torch_npu for a CANN and a Python as requirements of pip."""
+    newest = versions.newest_for(cann, python)
+    torch = versions.torch_of(newest)
+    if not newest:
+        beside = f" and Python {python}" if versions.newest_for(cann) else ""
+        problem = f"--cann {cann}: no torch_npu is known for it{beside}"
+        raise UsageError(problem, f"one of {', '.join(versions.TORCH_NPU)}")
+    if trains and not versions.fits_trainer(torch):
+        needed = ".".join(map(str, versions.TRAINER_TORCH))
+        problem = f"--cann {cann}: its newest torch is {torch}"
+        raise UsageError(problem, f"the embedded trainer needs torch {needed}: use a newer CANN")
+    return [f"torch=={torch}", f"torch_npu=={newest}"]
+
+
 def _wanted(
     extra: str | None, cann: str, requirements: Sequence[str], target: Target
 ) -> tuple[list[str], list[str]]:
     """Return what an extra requires, and all requirements as arguments of pip; raise all errors, also of a target."""
-    from clusterctl.checks.versions import pins_for
     from clusterctl.provision.wheelhouse import check_target, requirements_of_extra
 
     of_extra, words, errors = list[str](), list[str](), Collected()
@@ -257,7 +268,7 @@ def _wanted(
     with errors:
         words = _words_of(requirements)
     with errors:
-        words += pins_for(cann, TRAINER_TORCH if extra else (0, 0)) if cann else ()
+        words += _pins(cann, target.python, bool(extra)) if cann else ()
     with errors:
         if not extra and not cann and not requirements:
             raise UsageError("no requirement is named", "name a requirements file, or --extra train")

@@ -86,7 +86,9 @@ class RankContainer:
         yield from ("--network=host", "--ipc=host", f"--workdir={self.cwd}")
         if self.node.kind != "cpu":
             yield "--ulimit=memlock=-1"
-        yield from self._devices()
+        yield from device_options(self.options, self.node)
+        if self.rdma:
+            yield "--device=/dev/infiniband"
         yield from (f"--volume={mount}" for mount in self._mounts())
 
     def _mounts(self) -> Iterator[str]:
@@ -96,23 +98,22 @@ class RankContainer:
         yield from (f"{path}:{path}:ro" for path in (*self.read_only, *ascend))
         yield from self.options.mounts
 
-    def _devices(self) -> Iterator[str]:
-        """Yield the options for the node's devices; ranks choose theirs by CUDA_VISIBLE_DEVICES and the like."""
-        if self.node.kind == "cuda":
-            yield "--gpus=all" if self.options.dialect == "docker" else "--device=nvidia.com/gpu=all"
-        if self.node.kind == "npu":
-            yield from (f"--device=/dev/davinci{device}" for device in self.node.devices)
-            yield from (f"--device={path}" for path in ASCEND_DEVICES)
-        if self.rdma:
-            yield "--device=/dev/infiniband"
-
     def _apptainer(self) -> Iterator[str]:
         """Yield the command of apptainer up to the rank's own; it shares the node's network, devices and /dev/shm."""
         yield from (self.options.runtime, "exec", "--no-home", f"--pwd={self.cwd}")
-        if self.node.kind == "cuda":
-            yield "--nv"
+        yield from device_options(self.options, self.node)
         yield from (f"--bind={mount}" for mount in self._mounts())
         yield from (*self.options.options, self.image)
+
+
+def device_options(options: ContainerOptions, node: Node) -> Iterator[str]:
+    """Yield the options for the node's devices; ranks choose theirs by CUDA_VISIBLE_DEVICES and the like."""
+    if node.kind == "cuda":
+        cdi = {"docker": "--gpus=all", "apptainer": "--nv"}
+        yield cdi.get(options.dialect, "--device=nvidia.com/gpu=all")
+    if node.kind == "npu" and options.dialect != "apptainer":
+        yield from (f"--device=/dev/davinci{device}" for device in node.devices)
+        yield from (f"--device={path}" for path in ASCEND_DEVICES)
 
 
 def container_name(run_id: str, attempt: int, node: str, rank: int) -> str:

@@ -127,6 +127,18 @@ def test_a_node_without_devices_of_its_kind_is_an_error_and_a_finding(tmp_path: 
     assert [node.devices for node in found.nodes] == [(), (), (0, 1)]
 
 
+@pytest.mark.parametrize("body", ["a: {kind: cuda}", "a: {devices: 2}"])
+def test_a_tool_that_is_there_and_fails_is_named_with_its_error(tmp_path: Path, body: str) -> None:
+    """A node with a broken driver must not count as one of CPUs without a word."""
+    error = "Failed to initialize NVML: Driver/library version mismatch"
+    script = {("a", "examine"): {"commands": {"npu": MISSING, "cuda": output(error, 18)}}}
+    cluster = inventory(tmp_path, body)
+    with Connections(ScriptedTransport(script)) as connections:
+        found = [*kinds.checked(cluster, connections)[1], *kinds.unexpected(cluster, connections)]
+    (odd,) = [entry for entry in found if not entry.is_sound]
+    assert f"nvidia-smi: {error}" in odd.what and "restart the node" in odd.remedy
+
+
 def test_kind_on_the_command_line_fills_in_what_the_inventory_leaves_out(tmp_path: Path) -> None:
     for kind, expected in (("npu", ((), ("devices",))), ("cpu", ((0,), ()))):
         token = kind_option._CHOSEN.set(kind)

@@ -106,6 +106,10 @@ LINES = [
     (("nodes", "wheelhouse", "--platform", "x", "six"), "--platform x"),
     (("nodes", "wheelhouse", "--cann", "5.1"), "--cann 5.1: no torch_npu is known for it"),
     (("nodes", "wheelhouse", "--cann", "8.1", "--extra", "train"), "needs torch 2.6: use a newer CANN"),
+    (
+        ("nodes", "wheelhouse", "--cann", "8.2", "--python-version", "3.13"),
+        "--cann 8.2: no torch_npu is known for it and Python 3.13",
+    ),
     (("nodes", "wheelhouse", "--find-links", "nosuch", "six"), "--find-links nosuch"),
     (("nodes", "wheelhouse", ""), "'' is not a requirement"),
     (("nodes", "wheelhouse", "six", "-o", "x.json"), "x.json: File exists"),
