@@ -28,7 +28,7 @@ from clusterctl.errors import (
 from clusterctl.inventory import nodeset
 from clusterctl.inventory.cluster import Node
 from clusterctl.ranktable import api as ranktable
-from clusterctl.transport.connection import Completed
+from clusterctl.transport.completed import Completed
 from clusterctl.transport.fanout import Outcome
 
 __all__ = [

@@ -209,6 +209,16 @@ class WorkFailed(ClusterctlError):
     exit_code = 4
 
 
+class RequestFailed(WorkFailed):
+    """Raised if a node understood a request and could not fulfil it. `kind` is the reason, for programs."""
+
+    def __init__(self, node: str, kind: str, message: str, hint: str = "") -> None:
+        super().__init__(f"{node}: {message}", hint)
+        self.node = node
+        self.kind = kind
+        self.reason = message
+
+
 class RunFailed(ClusterctlError):
     """A run started and failed; the message is the root cause."""
 

@@ -16,14 +16,11 @@ from typing import Any, Dict, List
 
 from clusterctl.agent.frames import CHUNK, StreamEnded
 from clusterctl.agent.processes import end_all
+from clusterctl.agent.reaper import AFTERMATH, POLITE
 from clusterctl.agent.reaper import MARKER as MARKER
 from clusterctl.agent.request import Refused, Request
 from clusterctl.agent.spawn import NOT_FOUND, NOT_RUNNABLE, candidates, command, environment
 
-# Seconds between SIGTERM and SIGKILL.
-POLITE = 2.0
-# Seconds for the last output, if the command left a process behind that keeps its pipes open.
-AFTERMATH = 0.5
 MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 

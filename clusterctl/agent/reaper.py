@@ -15,6 +15,10 @@ from typing import Dict, List, Optional, Tuple
 from clusterctl.agent.spawn import start
 
 MARKER = "CLUSTERCTL_EXEC"
+# Seconds between SIGTERM and SIGKILL.
+POLITE = 2.0
+# Seconds for the last output, if the command left a process behind that keeps its pipes open.
+AFTERMATH = 0.5
 
 # Shell functions. e ends group $q and all that carries the marker $k: politely for $P seconds, then by force until
 # $L, but never itself or $w. A read from /proc/self tells a subshell its own number. All that it starts has to ignore

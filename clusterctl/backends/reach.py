@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from clusterctl.backends.backend import SSH, of_node
-from clusterctl.transport.local import LocalTransport
 
 if TYPE_CHECKING:
     from clusterctl.backends.backend import Backend
@@ -22,7 +21,7 @@ class ByNode:
     def __init__(self, ssh: Callable[[], Transport], allocated: Sequence[Node]) -> None:
         self._make_ssh = ssh
         self._allocated = allocated
-        self._local = LocalTransport()
+        self._local: Transport | None = None
         self._made: dict[Backend, Transport] = {}
         self._change = threading.Lock()
 
@@ -40,6 +39,9 @@ class ByNode:
     def _transport_for(self, node: Node) -> Transport:
         backend = of_node(node)
         if node.host == "local" or backend.is_here(node):
+            from clusterctl.transport.local import LocalTransport
+
+            self._local = self._local or LocalTransport()
             return self._local
         with self._change:
             if backend not in self._made:

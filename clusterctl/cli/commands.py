@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandInfo
 
 from clusterctl.backends.backend import KNOWN, PLATFORM_VERBS, QUEUES
-from clusterctl.cli import option_fields, options
+from clusterctl.cli import choices, option_fields, options
 from clusterctl.cli.given_once import refuse_contradictions, united
 from clusterctl.cli.kind_option import WithKind
 from clusterctl.cli.options import JOB_FILES, WRONG_WORDS
@@ -267,7 +267,7 @@ class WithExamples:
                 text = rest.pop(index) if found["set"] is None else found["set"]
                 sets.append(",".join(f"@{name}" for name in text.split(",")) if found["group"] else text)
             index += self._options_before(rest[index:])
-        with options.at_option("-n"):
+        with choices.at_option("-n"):
             return [*rest[:index], united(sets), *rest[index:]] if sets else args
 
     def _starts_command(self, typed: list[str], start: int) -> bool:

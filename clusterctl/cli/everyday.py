@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import options, screen
-from clusterctl.cli.options import argument
+from clusterctl.cli import choices, options, screen
+from clusterctl.cli.declared import argument
 from clusterctl.environment import environment
 from clusterctl.errors import UsageError
 
@@ -57,7 +57,7 @@ def ssh(
     """Open a terminal on a node with OpenSSH; the host key is checked as for every other command."""
     import shlex
 
-    chosen = options.cluster_of(cluster, node)
+    chosen = choices.cluster_of(cluster, node)
     if len(chosen.nodes) != 1:
         raise UsageError(f"{node} is {len(chosen.nodes)} nodes", "name one; `clusterctl exec` takes several")
     argv = ssh_argv(chosen, chosen.nodes[0], words or [])

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from typing import Any
 
 from typer.core import TyperOption
 
-_CHOSEN: ContextVar[str | None] = ContextVar("kind", default=None)
+from clusterctl.cli import choices
+
 HELP = (
     "Kind of the devices if the file does not name it: cpu, cuda or npu. Default: $CLUSTERCTL_KIND, else cpu."
 )
 
 
 class WithKind:
-    """Adds `--kind` to a command with `--cluster`; while it runs, `chosen()` returns the value."""
+    """Adds `--kind` to a command with `--cluster`; while it runs, `choices.KIND` has the value."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -27,13 +27,8 @@ class WithKind:
     def invoke(self, ctx: Any) -> Any:
         """Run the command; an inner command's own value takes precedence."""
         given = ctx.params.pop("kind", None) if self.adds_kind else None
-        token = _CHOSEN.set(given or _CHOSEN.get())
+        token = choices.KIND.set(given or choices.KIND.get())
         try:
             return super().invoke(ctx)  # type: ignore[misc]
         finally:
-            _CHOSEN.reset(token)
-
-
-def chosen() -> str | None:
-    """Return the kind that the command line names, or None."""
-    return _CHOSEN.get()
+            choices.KIND.reset(token)

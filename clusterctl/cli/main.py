@@ -49,6 +49,12 @@ def run(argv: list[str]) -> int:
     hints_with(None)
     try:
         interrupts.while_working()
+        if argv[:1] == ["exec"]:
+            from clusterctl.cli.nodes import plain_exec
+
+            plain = plain_exec.read(argv)
+            if plain is not None:
+                return plain.run()
         command()(args=argv, prog_name="clusterctl")
         return 0
     except SystemExit as done:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from clusterctl.cli import kind_option, screen, ssh_option
-from clusterctl.environment import environment
+from clusterctl.cli import choices
+from clusterctl.cli.declared import option
 from clusterctl.errors import UsageError
-from clusterctl.settings import SANDBOX, Settings, duration, load_settings
+from clusterctl.settings import load_settings
 
 if TYPE_CHECKING:
-    from clusterctl.backends.pods.detect import Place
     from clusterctl.client.node_choice import Choice
-    from clusterctl.client.session import Reach
-    from clusterctl.inventory.cluster import Cluster, Node
+    from clusterctl.inventory.cluster import Cluster
     from clusterctl.jobs.run_folder import RunDir
     from clusterctl.transport.fanout import Connections
 
@@ -41,23 +39,6 @@ ClusterFile = Annotated[
 ]
 
 
-def option(text: str, *names: str, default: Any = None, **more: Any) -> Any:
-    """Return a field of a group of options, with its help; `names` where they do not follow from the field's name."""
-    return field(
-        default=default, metadata={"option": lambda name: typer.Option(*names or [name], help=text, **more)}
-    )
-
-
-def argument(text: str, *, default: Any = None, **more: Any) -> Any:
-    """Return a field for words without an option's name, which need not be given, with its help."""
-    return field(default=default, metadata={"option": lambda name: typer.Argument(help=text, **more)})
-
-
-def flag(text: str, *names: str, **more: Any) -> Any:
-    """Return a field of a group of options that is True where the option is given."""
-    return option(text, *names, default=False, **more)
-
-
 def complete_runs(incomplete: str) -> list[str]:
     """Return the runs whose id begins with `incomplete`, for the completion of a shell."""
     from clusterctl.jobs.run_folder import all_runs
@@ -73,7 +54,7 @@ def complete_nodes(incomplete: str) -> list[str]:
     """Return the nodes and groups of the default inventory that continue a node set."""
     before, comma, last = incomplete.rpartition(",")
     try:
-        cluster = cluster_of(None)
+        cluster = choices.cluster_of(None)
     except (UsageError, OSError):
         return []
     names = [*cluster.names, *(f"@{group}" for group in cluster.groups), "all"]
@@ -153,14 +134,14 @@ class NodeOptions:
 
     def chosen(self) -> Cluster:
         """Return the chosen nodes of the inventory."""
-        return cluster_of(self.cluster, self.nodes, self.exclude)
+        return choices.cluster_of(self.cluster, self.nodes, self.exclude)
 
     def choose(self, asks: bool, accept_new: bool = False) -> Choice:
         """Return how the nodes of a job are chosen; with `asks`, nodes tell what the inventory does not name."""
         from clusterctl.client.node_choice import Choice
 
         completed = partial(with_devices, remote=asks, accept_new=accept_new)
-        select = partial(cluster_of, self.cluster)
+        select = partial(choices.cluster_of, self.cluster)
         return Choice(select, self.nodes, self.exclude, completed=completed)
 
 
@@ -177,7 +158,7 @@ class ConnectionOptions:
 
     def open(self, cluster: Cluster, at_once: int | None = None) -> AbstractContextManager[Connections]:
         """Return connections to a cluster's nodes; at most `at_once` connect at the same time."""
-        return connected(cluster, self.accept_new, self.persist, self.connect_timeout, at_once)
+        return choices.connected(cluster, self.accept_new, self.persist, self.connect_timeout, at_once)
 
 
 class WrongValue(typer.BadParameter):
@@ -221,33 +202,6 @@ def require_node_path(path: str) -> None:
 OfNodePath = checked_by(require_node_path)
 
 
-def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None = None) -> Cluster:
-    """Return the inventory of a command line, narrowed to the chosen nodes."""
-    from clusterctl.hostfile import detect
-
-    if file is not None:
-        screen.hints_with(file)
-    elif not has_inventory():
-        raise _no_inventory()
-    settings, kind = load_settings(), default_kind()
-    default = Path(settings.cluster)
-    allocated = allocated_nodes() if file is None and not default.exists() else None
-    place = None if allocated or file is not None else place_here()
-    if allocated and settings.cluster == Settings.cluster:
-        cluster = described(allocated)
-    elif place is not None:
-        cluster = place.cluster()
-    else:
-        cluster = _with_kind(detect.load(file or default, kind), kind, settings.kind)
-    if nodes is not None and not nodes.strip():
-        # An empty value, such as an unset shell variable, must not select all nodes.
-        raise UsageError("the node set is empty", "name nodes, as in node[1-4], or `all`")
-    from clusterctl.cli import node_words
-
-    cluster = node_words.select(cluster, nodes, exclude) if nodes or exclude else cluster
-    return ssh_option.with_login(cluster)
-
-
 def with_devices(cluster: Cluster, *, remote: bool = True, accept_new: bool = False) -> Cluster:
     """Return a cluster with the kinds and devices that its nodes report, where the inventory does not name them.
 
@@ -258,150 +212,10 @@ def with_devices(cluster: Cluster, *, remote: bool = True, accept_new: bool = Fa
         return cluster
     from clusterctl.checks import kinds
 
-    with connected(replace(cluster, nodes=unnamed), accept_new) as connections:
+    with choices.connected(replace(cluster, nodes=unnamed), accept_new) as connections:
         found = kinds.completed(replace(cluster, nodes=unnamed), connections)
     by_name = {node.name: node for node in found.nodes}
     return replace(cluster, nodes=tuple(by_name.get(node.name, node) for node in cluster.nodes))
-
-
-def _no_inventory() -> UsageError:
-    """Return the error for a command line without an inventory; a sandbox of this folder is offered."""
-
-    default, sandbox = load_settings().cluster, SANDBOX / Settings.cluster
-    if default != Settings.cluster:
-        remedy = (
-            "check $CLUSTERCTL_CLUSTER, and `cluster` in clusterctl.yaml and ~/.config/clusterctl/config.yaml"
-        )
-        return UsageError(f"{default}: no such file", remedy)
-    remedy = "write one with `clusterctl init`, or name one by -c FILE"
-    if sandbox.is_file():
-        remedy = f"the sandbox of this folder is -c {sandbox}; `clusterctl init` writes a cluster.yaml"
-    return UsageError(f"{default}: no such file", remedy)
-
-
-def default_kind() -> str:
-    """Return the kind of device that is assumed if neither option nor file names it."""
-    kind = kind_option.chosen() or load_settings().kind
-    with at_option("--kind" if kind_option.chosen() else "kind in the settings or $CLUSTERCTL_KIND"):
-        require_kind(kind)
-    return kind
-
-
-def require_kind(kind: str) -> None:
-    """Raise a UsageError if `kind` is no kind of device."""
-    from clusterctl.inventory.cluster import KINDS
-
-    if kind not in KINDS:
-        raise UsageError(f"unknown kind {kind!r}", "use cpu, cuda (NVIDIA GPUs) or npu (Ascend)")
-
-
-def allocated_nodes() -> Cluster | None:
-    """Return the names of the nodes of the job around this process; None outside of every batch system."""
-    from clusterctl.backends import backend as backends
-
-    variables = environment()
-    backend = backends.around(variables)
-    return backend.allocated(variables, default_kind()) if backend else None
-
-
-def described(cluster: Cluster) -> Cluster:
-    """Return the nodes of an allocation with the addresses and devices that the batch system reports."""
-    from clusterctl.backends import backend as backends
-
-    found = backends.of_node(cluster.nodes[0]).described(cluster)
-    return _with_kind(found, default_kind(), load_settings().kind)
-
-
-def place_here() -> Place | None:
-    """Return the place of this process if its platform is the default inventory: in a pod, without a cluster.yaml."""
-    settings = load_settings()
-    if settings.cluster != Settings.cluster or Path(settings.cluster).exists():
-        return None
-    from clusterctl.backends.pods.detect import detect, surroundings
-
-    place = detect(surroundings())
-    return place if place is not None and not place.platform.reaches_others else None
-
-
-def _with_kind(cluster: Cluster, kind: str, of_settings: str) -> Cluster:
-    """Record whether the kinds of a cluster are a guess; raise a UsageError if --kind contradicts its file."""
-    from clusterctl.hostfile.detect import kind_of_file
-
-    file = Path(cluster.source)
-    tells = file.is_file() and kind_of_file(file) in ("cluster", "ranktable")
-    if kind_option.chosen() and any("kind" in node.unnamed for node in cluster.nodes):
-        cluster = replace(cluster, nodes=tuple(_of_kind(node, kind) for node in cluster.nodes))
-    if kind_option.chosen() and tells and any(node.kind != kind for node in cluster.nodes):
-        raise UsageError(f"--kind {kind}: {file} has the kind of its nodes", "edit the file, or leave it out")
-    # A batch system reports the kind of the devices that it has allocated to a job.
-    tells = tells or all(node.allocation and node.kind != Settings.kind for node in cluster.nodes)
-    guessed = not tells and kind_option.chosen() is None and of_settings == Settings.kind
-    return replace(cluster, assumed=True) if guessed else cluster
-
-
-def _of_kind(node: Node, kind: str) -> Node:
-    """Return a node with this kind, if the inventory names none; one CPU, or the devices that the node will report."""
-    if "kind" not in node.unnamed:
-        return node
-    unnamed = () if kind == "cpu" else tuple(key for key in node.unnamed if key != "kind")
-    return replace(node, kind=kind, unnamed=unnamed, devices=() if "devices" in unnamed else node.devices)
-
-
-def has_inventory() -> bool:
-    """Return whether there is a default inventory: the settings' file, an allocation, or a pod's platform."""
-    from clusterctl.backends import backend as backends
-
-    in_job = backends.around(environment()) is not None
-    return Path(load_settings().cluster).exists() or in_job or place_here() is not None
-
-
-def connected(
-    cluster: Cluster,
-    accept_new: bool = False,
-    persist: str | None = None,
-    connect_timeout: float | None = None,
-    at_once: int | None = None,
-    begin: bool = False,
-) -> Connections:
-    """Return connections to a cluster's nodes according to the settings, or those of the keeper; `with` closes them.
-
-    `at_once` is how many nodes are connected at the same time: all of them by default. With `begin` the agents of an
-    allocation start now, not at the first use of a connection.
-    """
-    return reach(accept_new, persist, connect_timeout, at_once, begin).connect(cluster)
-
-
-def reach(
-    accept_new: bool = False,
-    persist: str | None = None,
-    connect_timeout: float | None = None,
-    at_once: int | None = None,
-    begin: bool = False,
-) -> Reach:
-    """Return how this command line reaches nodes; the arguments are those of `connected`."""
-    from clusterctl.client.session import Reach
-
-    with at_option("--persist" if persist else "`persist` in the settings, or $CLUSTERCTL_PERSIST"):
-        kept_for = duration(persist or load_settings().persist)
-    return Reach(
-        accept_new or None,
-        ssh_option.chosen(),
-        connect_timeout,
-        at_once=at_once,
-        kept_for=kept_for,
-        ask=screen.ask_secret,
-        notice=ssh_option.warn_without_ssh,
-        begin=begin,
-    )
-
-
-@contextmanager
-def at_option(option: str) -> Iterator[None]:
-    """Name an option in the error of its value."""
-    try:
-        yield
-    except UsageError as error:
-        raise UsageError(f"{option}: {error.message}", error.hint) from None
 
 
 def runs_folder() -> Path:
@@ -444,4 +258,4 @@ def connected_to(run: RunDir) -> Connections:
     from clusterctl.client.submitted import require_nodes
 
     require_nodes(run)
-    return connected(run.read_record().cluster)
+    return choices.connected(run.read_record().cluster)

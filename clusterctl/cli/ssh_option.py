@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from contextvars import ContextVar, Token
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperOption
 from typer.main import get_click_type
 
-from clusterctl.cli import screen
-from clusterctl.errors import UsageError
-from clusterctl.settings import load_settings
+from clusterctl.cli import choices
 
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Cluster
-
-_CHOSEN: ContextVar[str | None] = ContextVar("ssh", default=None)
-_USER: ContextVar[str | None] = ContextVar("user", default=None)
-_PORT: ContextVar[int | None] = ContextVar("port", default=None)
 USER = "Log in as this user, for this command; USER@SET does it for some nodes."
 PORT = "Use this port of SSH, for this command."
 HELP = (
@@ -31,7 +20,7 @@ HELP = (
 
 
 class Reaching(TyperCommand):
-    """A command with `--ssh`; while it runs, `chosen()` returns the value.
+    """A command with `--ssh`; while it runs, `choices.SSH` has the value.
 
     One that reads an inventory also has `--user` and `--port`, which change the login for this call.
     """
@@ -51,7 +40,11 @@ class Reaching(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         tokens: list[tuple[ContextVar[Any], Token[Any]]] = [
             (variable, variable.set(ctx.params.pop(name, None)))
-            for name, variable in (("ssh", _CHOSEN), ("ssh_user", _USER), ("ssh_port", _PORT))
+            for name, variable in (
+                ("ssh", choices.SSH),
+                ("ssh_user", choices.USER),
+                ("ssh_port", choices.PORT),
+            )
         ]
         try:
             return super().invoke(ctx)
@@ -63,31 +56,3 @@ class Reaching(TyperCommand):
 def _ports() -> Any:
     """Return the type of port numbers."""
     return get_click_type(annotation=int, parameter_info=typer.Option(min=1, max=65535))
-
-
-def with_login(cluster: Cluster) -> Cluster:
-    """Return the cluster with the user and port of the command line."""
-    user, port = _USER.get(), _PORT.get()
-    if user is None and port is None:
-        return cluster
-    from clusterctl.inventory.cluster import USER as LEGAL
-
-    if user is not None and not LEGAL.match(user):
-        raise UsageError(f"--user {user!r} can't be a login name", "as in --user alice")
-    nodes = (replace(node, user=user or node.user, port=port or node.port) for node in cluster.nodes)
-    return replace(cluster, nodes=tuple(nodes))
-
-
-def chosen() -> str:
-    """Return the SSH client of the command line, else of the settings."""
-    from clusterctl.ssh.choose import checked
-
-    return checked(_CHOSEN.get() or load_settings().ssh)
-
-
-def warn_without_ssh(cluster: Cluster) -> None:
-    """Warn that ~/.ssh/config is ignored because the `ssh` program is missing."""
-    config = Path("~/.ssh/config").expanduser()
-    by_ssh = any(node.host != "local" and not node.allocation for node in cluster.nodes)
-    if by_ssh and shutil.which("ssh") is None and config.is_file():
-        screen.log(f"`ssh` is not installed, so {config} is ignored; only the inventory is used")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.jobs.job import Job
     from clusterctl.ranktable.api import RankTable
     from clusterctl.transfer.push import PushResult
-    from clusterctl.transport.connection import Completed
+    from clusterctl.transport.completed import Completed
     from clusterctl.transport.fanout import Outcome
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from typing import IO
 
 from clusterctl.exec.output import ending, ending_as_json, printable
 from clusterctl.inventory import nodeset
-from clusterctl.transport.connection import Completed
+from clusterctl.transport.completed import Completed
 from clusterctl.transport.fanout import Outcome
 
 # Bytes per stream of a node that are kept in memory.

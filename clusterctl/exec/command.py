@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.frames import CHUNK
-from clusterctl.errors import Fault, InputFaults
+from clusterctl.errors import Fault, InputFaults, RequestFailed
 from clusterctl.inventory.setup import Setup, request_for
-from clusterctl.transport.link import RequestFailed
 from clusterctl.transport.shell import carries
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.connection import Completed
+    from clusterctl.transport.completed import Completed
     from clusterctl.transport.fanout import Connections
     from clusterctl.transport.shell import ShellSession
 

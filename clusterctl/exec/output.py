@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from clusterctl.errors import UsageError
 from clusterctl.text import UNSAFE, escape_controls, escape_in_json
-from clusterctl.transport.connection import Completed
+from clusterctl.transport.completed import Completed
 from clusterctl.transport.fanout import Outcome
 
 # A longer line is cut, so that a line without an end cannot fill the memory.

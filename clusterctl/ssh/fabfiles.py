@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.errors import ClusterctlError, UsageError, did_you_mean
 from clusterctl.ssh.fabric import Logins, fabric_connection, refuse_unknown_keys
 from clusterctl.ssh.load_paramiko import load_paramiko
-from clusterctl.transport.connection import Completed
+from clusterctl.transport.completed import Completed
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node

@@ -42,14 +42,11 @@ from clusterctl.ssh.openssh_log import (
     refusal,
 )
 from clusterctl.ssh.retry import HANDSHAKE_LIMIT, retried
-from clusterctl.transport.agent_code import agent_argv
-from clusterctl.transport.connection import Connection, LinkConnection
-from clusterctl.transport.link import Link, shell_command
 from clusterctl.transport.open_files import raise_limit
-from clusterctl.transport.pipe import StreamPipe
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
+    from clusterctl.transport.connection import Connection
 
 
 CONNECT_TIMEOUT = 10.0
@@ -109,8 +106,9 @@ class OpenSshTransport:
 
     def connect(self, node: Node) -> Connection:
         """Log in and start the agent; return the connection to it."""
-        child = self._log_in(node, shell_command(agent_argv(node.python)))
-        return LinkConnection(Link(node.name, StreamPipe(child), node.workdir))
+        from clusterctl.transport.connection import connect_agent
+
+        return connect_agent(node, self._log_in)
 
     def start(self, node: Node, command: str) -> ChildStream:
         """Log in and run one command line; return its streams."""

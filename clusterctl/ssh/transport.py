@@ -30,10 +30,6 @@ from clusterctl.ssh.known_hosts import KnownHosts
 from clusterctl.ssh.load_paramiko import load_paramiko
 from clusterctl.ssh.proxy import Place, ProxySocket
 from clusterctl.ssh.retry import HANDSHAKE_LIMIT, STALLED, Dropped, retried
-from clusterctl.transport.agent_code import agent_argv
-from clusterctl.transport.connection import Connection, LinkConnection
-from clusterctl.transport.link import Link, shell_command
-from clusterctl.transport.pipe import StreamPipe
 
 if TYPE_CHECKING:
     import paramiko
@@ -41,6 +37,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.ssh.login import AskSecret, Keys
     from clusterctl.ssh.program import ProgramStream
+    from clusterctl.transport.connection import Connection
 
 
 class SshTransport:
@@ -72,8 +69,9 @@ class SshTransport:
 
     def connect(self, node: Node) -> Connection:
         """Log in and start the agent."""
-        stream = self.start(node, shell_command(agent_argv(node.python)))
-        return LinkConnection(Link(node.name, StreamPipe(stream), node.workdir))
+        from clusterctl.transport.connection import connect_agent
+
+        return connect_agent(node, self.start)
 
     def start(self, node: Node, command: str) -> ProgramStream:
         """Log in and run one command line in the login shell. The caller closes the stream."""

@@ -5,54 +5,23 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from clusterctl.agent.frames import CHUNK, Frame
 from clusterctl.errors import ClusterctlError
-from clusterctl.transport.link import Link, PendingRequest, RequestFailed
+from clusterctl.transport.agent_code import agent_argv
+from clusterctl.transport.completed import Completed as Completed
+from clusterctl.transport.link import Link, PendingRequest, RequestFailed, shell_command
+from clusterctl.transport.pipe import Stream, StreamPipe
 
 if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
     from clusterctl.transport.answers import Directory, Fingerprint, Hello
 
 Body = bytes | Iterable[bytes]
 # Bytes of output or of a file that are collected in memory; more is an error.
 MOST_OUTPUT = 256 << 20
-# Seconds that a connection may take to end after it was closed.
-END_LIMIT = 10.0
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Completed:
-    """The result of a command on a node."""
-
-    exit_code: int | None
-    """None if a signal ended it."""
-    signal: int | None = None
-    stdout: bytes = b""
-    stderr: bytes = b""
-    timed_out: bool = False
-
-    @property
-    def ok(self) -> bool:
-        return self.exit_code == 0
-
-    @property
-    def code(self) -> int:
-        """Return the exit code as a shell reports it: 128+n for signal n, 124 for a timeout."""
-        if self.timed_out:
-            return 124
-        return self.exit_code if self.exit_code is not None else 128 + (self.signal or 0)
-
-    @property
-    def text(self) -> str:
-        """Return stdout as text; bytes that are not UTF-8 become surrogates."""
-        return self.stdout.decode("utf-8", "surrogateescape")
-
-    @property
-    def error_text(self) -> str:
-        return self.stderr.decode("utf-8", "surrogateescape")
 
 
 class Connection:
@@ -248,3 +217,9 @@ class LinkConnection(Connection):
 
     def silent_for(self) -> float:
         return self.link.silent_for()
+
+
+def connect_agent(node: Node, start: Callable[[Node, str], Stream]) -> Connection:
+    """Return a connection to the agent of a node; `start` runs a command line in its login shell."""
+    stream = start(node, shell_command(agent_argv(node.python)))
+    return LinkConnection(Link(node.name, StreamPipe(stream), node.workdir))

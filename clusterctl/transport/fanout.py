@@ -15,14 +15,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from clusterctl.errors import ClusterctlError, LinkLost, NodeError, NodesFailed, WorkFailed
-from clusterctl.inventory.cluster import Node
-from clusterctl.transport.connection import END_LIMIT, Connection
+from clusterctl.transport.completed import END_LIMIT
 from clusterctl.transport.failures import fold_failures
 from clusterctl.transport.open_files import too_many
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
-
+    from clusterctl.transport.connection import Connection
 
 T = TypeVar("T")
 # Default of nodes handled at the same time: more threads would only wait for each other's cryptography.

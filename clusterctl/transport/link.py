@@ -30,7 +30,8 @@ from clusterctl.agent.frames import (
     parse_payload,
     to_payload,
 )
-from clusterctl.errors import NODE_ENDS_COMMAND, ClusterctlError, LinkLost, Unreachable, WorkFailed
+from clusterctl.errors import NODE_ENDS_COMMAND, ClusterctlError, LinkLost, Unreachable
+from clusterctl.errors import RequestFailed as RequestFailed
 from clusterctl.transport.agent_code import agent_files, agent_hash, first_lines, wanted_files
 from clusterctl.transport.pipe import ENDLESS, ENDLESS_HINT, MAX_NOISE, START_LIMIT, Pipe, last_line
 from clusterctl.transport.poller import poller
@@ -41,16 +42,6 @@ NEXT_TRY = 0.5
 BEAT_FRAME = encode(Frame(0, "beat", {}))
 # Seconds that an agent may be late after a command's timeout: it takes up to 7 to end the command.
 LATE = 20.0
-
-
-class RequestFailed(WorkFailed):
-    """Raised if a node understood a request and could not fulfil it. `kind` is the reason, for programs."""
-
-    def __init__(self, node: str, kind: str, message: str, hint: str = "") -> None:
-        super().__init__(f"{node}: {message}", hint)
-        self.node = node
-        self.kind = kind
-        self.reason = message
 
 
 def shell_command(argv: Sequence[str]) -> str:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.errors import LinkLost, Unreachable
 from clusterctl.transport.agent_code import agent_argv
-from clusterctl.transport.connection import END_LIMIT, Connection, LinkConnection
+from clusterctl.transport.completed import END_LIMIT
+from clusterctl.transport.connection import Connection, LinkConnection
 from clusterctl.transport.link import Link
 from clusterctl.transport.pipe import StreamPipe
 

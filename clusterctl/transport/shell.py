@@ -19,12 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.child import AFTERMATH, MARKER, POLITE
 from clusterctl.agent.frames import AGENT_SILENCE
-from clusterctl.agent.reaper import ENDING
-from clusterctl.errors import NODE_ENDS_COMMAND, LinkLost, Unreachable
-from clusterctl.transport.connection import Completed
-from clusterctl.transport.link import RequestFailed
+from clusterctl.agent.reaper import AFTERMATH, ENDING, MARKER, POLITE
+from clusterctl.errors import NODE_ENDS_COMMAND, LinkLost, RequestFailed, Unreachable
+from clusterctl.transport.completed import Completed
 from clusterctl.transport.pipe import ENDLESS, ENDLESS_HINT, MAX_NOISE, START_LIMIT, last_line
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.cli import options, screen
-from clusterctl.cli.options import flag, option
+from clusterctl.cli import choices, options, screen
+from clusterctl.cli.declared import flag, option
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _rank_table(cluster: Cluster) -> None:
     from clusterctl.ranktable import from_nodes
 
     _heading(2, "Build a rank table from the nodes' answers: clusterctl ranktable build")
-    with options.connected(cluster) as connections:
+    with choices.connected(cluster) as connections:
         table = from_nodes.build_from_nodes(cluster, connections).table
     replace_file(Path("rank_table.json"), table.render())
     text = formats.deepspeed(cluster)
@@ -140,7 +140,7 @@ def _train(cluster: Cluster, job_file: Path) -> tuple[RunDir, TrainProgress]:
     chosen = cluster.select(job.nodes)
     show_plan(chosen, job)
     _heading(5, "Train on the nodes: clusterctl launch job.yaml")
-    with options.connected(chosen) as connections:
+    with choices.connected(chosen) as connections:
         run = new_run(job.name, options.runs_folder())
         with phases(connections) as log:
             Launch(run, Target(job, chosen), None, checks=False).start(connections, log)

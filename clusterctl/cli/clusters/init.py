@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import options
-from clusterctl.cli.options import flag, option
+from clusterctl.cli import choices, options
+from clusterctl.cli.declared import flag, option
 from clusterctl.hostfile.formats import FILES
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ def _devices_of(inventory: Path | None) -> tuple[str | None, str | None]:
 
     # The default file may be wrong, and is to be replaced then.
     with suppress(*(() if inventory else (ClusterctlError,))):
-        if inventory or options.has_inventory():
-            node = options.cluster_of(inventory).nodes[0]
+        if inventory or choices.has_inventory():
+            node = choices.cluster_of(inventory).nodes[0]
             return node.kind, str(len(node.devices)) if node.devices else None
     return None, None
 
@@ -158,7 +158,7 @@ def _asked(cluster: Cluster, kind: str | None, *, keep_devices: bool) -> Cluster
     from clusterctl.inventory import nodeset
     from clusterctl.transport.fanout import values
 
-    with options.connected(cluster) as connections:
+    with choices.connected(cluster) as connections:
         answers = values(ask_devices(cluster.nodes, connections))
     groups: dict[str, list[str]] = {}
     nodes = []
@@ -198,8 +198,8 @@ def _write_job(name: str, inventory: Path | None, force: bool, dry_run: bool) ->
 
     path = _job_path(name)
     kind, devices = "cpu", 1
-    if inventory or options.has_inventory():
-        cluster = options.cluster_of(inventory)
+    if inventory or choices.has_inventory():
+        cluster = choices.cluster_of(inventory)
         kind, devices = cluster.nodes[0].kind, sum(len(node.devices) for node in cluster.nodes)
     text = job_text(path.stem, path.name, kind, devices)
     if dry_run:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli.options import DryRun, Json, flag, option
+from clusterctl.cli.declared import flag, option
+from clusterctl.cli.options import DryRun, Json
 from clusterctl.settings import SANDBOX
 from clusterctl.text import plural
 

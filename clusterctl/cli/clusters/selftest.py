@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.options import option
+from clusterctl.cli.declared import option
 from clusterctl.environment import environment
 from clusterctl.errors import ClusterctlError, FindingsError, UsageError, WorkFailed
 from clusterctl.files import replace_file

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.options import JOB_FILES, NodeOptions, argument, at_option, complete_jobs, flag, option
+from clusterctl.cli.choices import at_option
+from clusterctl.cli.declared import argument, flag, option
+from clusterctl.cli.options import JOB_FILES, NodeOptions, complete_jobs
 from clusterctl.client.node_choice import Choice
 from clusterctl.errors import Collected, UsageError
 

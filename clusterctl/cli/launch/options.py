@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli.options import flag, option
+from clusterctl.cli.declared import flag, option
 from clusterctl.errors import Collected, UsageError
 from clusterctl.jobs.parts.notify import FORMS, problem_of, program_problem
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.declared import flag, option
 from clusterctl.cli.launch.job_request import JobRequest
-from clusterctl.cli.options import flag, option
 from clusterctl.errors import FindingsError, UsageError
 from clusterctl.text import plural
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.backends.backend import job_of
-from clusterctl.cli import options, screen
-from clusterctl.cli.options import flag
+from clusterctl.cli import choices, options, screen
+from clusterctl.cli.declared import flag
 from clusterctl.errors import ClusterctlError, NodeError, NodesFailed, RunFailed, UsageError
 from clusterctl.jobs.phase import Phase
 from clusterctl.runs.state import read_state, write_state
@@ -61,7 +61,7 @@ def start(
     if not found.batch_file.exists():
         remedy = "clusterctl submit --help lists the batch systems"
         raise UsageError(f"{found.run_id} was not submitted to a batch system", remedy)
-    cluster = options.allocated_nodes()
+    cluster = choices.allocated_nodes()
     if cluster is None or not cluster.nodes[0].allocation:
         problem = "this is not an allocation of a batch system"
         raise UsageError(problem, "the batch file of the job calls this command")
@@ -72,9 +72,9 @@ def start(
         queue = _queue_of(cluster)
         signal.setitimer(signal.ITIMER_REAL, queue.saves_after(queue.options(found.read_record().job)) or 0)
         try:
-            with options.connected(cluster, begin=True) as connections:
+            with choices.connected(cluster, begin=True) as connections:
                 # The agents start meanwhile.
-                cluster = options.described(cluster)
+                cluster = choices.described(cluster)
                 attempt = InJob(found, cluster, not no_checks, lambda text: screen.log(text, "yellow"))
                 attempt.load()
                 _start(attempt, connections)

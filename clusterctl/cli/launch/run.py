@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clusterctl.cli import options, screen
+from clusterctl.cli import choices, options, screen
+from clusterctl.cli.declared import flag
 from clusterctl.cli.launch.plan import show_plan
-from clusterctl.cli.options import flag
 from clusterctl.client.attempts import Launch, Reports, Resume, Target, start_and_control
 from clusterctl.client.interrupt import stop_interrupted
 from clusterctl.errors import RunFailed
@@ -60,7 +60,7 @@ def _run_to_the_end(
 
     run, known = attempt.run, attempt.run.written_metrics()
     first = begin(attempt, accept_new=accept_new)
-    with options.connected(attempt.reached) as connections:
+    with choices.connected(attempt.reached) as connections:
         if detach:
             try:
                 deliver_signals()
@@ -159,7 +159,7 @@ def begin(attempt: Launch | Resume, *, accept_new: bool = False) -> int:
     from clusterctl.client.background import start_in_background
 
     def work(starter: Starter) -> None:
-        with options.connected(attempt.reached, accept_new) as connections:
+        with choices.connected(attempt.reached, accept_new) as connections:
             start_and_control(attempt, connections, starter, Reports(phases, stop_now))
 
     first: int = start_in_background(work)
@@ -217,7 +217,7 @@ def put_in_charge(run: RunDir) -> bool:
     """Start a controller process that outlives this terminal; return False if it could not be started."""
     from clusterctl.client.run import Run
 
-    if reason := Run(run, options.reach()).start_controller(warn):
+    if reason := Run(run, choices.reach()).start_controller(warn):
         warn(f"no controller could be started ({reason}); this command controls the run instead")
     return not reason
 
@@ -264,7 +264,7 @@ def follow_to_the_end(
 
         deliver_signals()
         with (
-            Run(run, options.reach()).updates(connections, first, known, warn) as watch,
+            Run(run, choices.reach()).updates(connections, first, known, warn) as watch,
             Follower(run, quiet=quiet, as_json=as_json, progress=progress) as follower,
         ):
             for update in watch:

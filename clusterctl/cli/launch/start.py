@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.cli import options, screen
+from clusterctl.cli import choices, options, screen
+from clusterctl.cli.declared import flag, option
 from clusterctl.cli.launch.job_request import JobRequest
 from clusterctl.cli.launch.options import Detach, JobChanges
 from clusterctl.cli.launch.plan import show_plan
 from clusterctl.cli.launch.run import launch_job, resume_run
-from clusterctl.cli.options import flag, option
 from clusterctl.cli.views.waiting import shown_while
 from clusterctl.client.attempts import Target
 from clusterctl.errors import Collected, UsageError
@@ -65,7 +65,7 @@ def _target_of(request: JobRequest, choice: Choice, job: Job, *, waits: bool) ->
     """Return the job and nodes of a command line; with `waits`, wait until the platform has completed its rank
     table.
     """
-    place = options.place_here() if request.cluster is None else None
+    place = choices.place_here() if request.cluster is None else None
     if place is None:
         chosen, spares = choice.of(job)
         return Target(job, chosen, spares)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.options import flag
+from clusterctl.cli.declared import flag
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="A job file (YAML).")]
 Overrides = Annotated[

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.declared import option
 from clusterctl.cli.launch.submit import JobFile, Overrides, Print
-from clusterctl.cli.options import option
 from clusterctl.errors import UsageError, did_you_mean
 
 Image = Annotated[str, typer.Option("--image", metavar="IMAGE", help="Override the image of the job file.")]

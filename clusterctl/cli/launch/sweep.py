@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.cli import options, screen
+from clusterctl.cli import choices, options, screen
 from clusterctl.cli.launch.job_request import JobRequest
 from clusterctl.cli.launch.options import JobChanges
 from clusterctl.cli.views.waiting import Waiting
@@ -126,7 +126,7 @@ class _Shown(Sweep):
     """Starts and follows each run as `launch`, `resume` and `attach` do."""
 
     def __init__(self, folder: Path, record: SweepRecord, prepared: Sequence[Target], as_json: bool) -> None:
-        super().__init__(folder, record, prepared, options.reach())
+        super().__init__(folder, record, prepared, choices.reach())
         self.as_json, self.say, self.report = as_json, screen.log, screen.report_error
 
     def follow(self, target: Target, run: RunDir) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.options import flag, option
+from clusterctl.cli.declared import flag, option
 from clusterctl.errors import FindingsError, UsageError
 from clusterctl.text import escape_controls
 

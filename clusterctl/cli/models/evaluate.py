@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from clusterctl.cli import options
+from clusterctl.cli.declared import option
 from clusterctl.cli.models.generate import Where
 from clusterctl.cli.models.trainer import forward
-from clusterctl.cli.options import option
 from clusterctl.wire.arguments import arguments_of
 from clusterctl.wire.contract import EVALUATIONS_DIR
 from clusterctl.wire.requests import EvaluateRequest, ScoringOptions, TaskOptions

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.declared import flag, option
 from clusterctl.cli.models.trainer import forward
-from clusterctl.cli.options import flag, option
 from clusterctl.wire.arguments import arguments_of
 from clusterctl.wire.requests import (
     DrawingOptions,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl import extras
-from clusterctl.cli import options, screen
+from clusterctl.cli import choices, options, screen
 from clusterctl.errors import UsageError
 from clusterctl.text import plural, size
 
@@ -102,7 +102,7 @@ def on_nodes(where: str, on: str | None, inventory: Path | None) -> OnNodes:
     from clusterctl.checkpoints import find
 
     if find.is_folder(where):
-        cluster = options.with_devices(_chosen(options.cluster_of(inventory, on), on))
+        cluster = options.with_devices(_chosen(choices.cluster_of(inventory, on), on))
         folder = folder_of(where)
         screen.log(f"{folder} is pushed to {', '.join(cluster.names)}")
         return OnNodes(cluster, local=folder)
@@ -110,7 +110,7 @@ def on_nodes(where: str, on: str | None, inventory: Path | None) -> OnNodes:
     with options.connected_to(run) as connections:
         found = find.of_run(run, connections)
         whole = _whole_on(found.newest())
-        cluster = options.cluster_of(inventory, on) if on or inventory else run.read_record().cluster
+        cluster = choices.cluster_of(inventory, on) if on or inventory else run.read_record().cluster
         if not on:
             cluster = cluster.select(
                 next((name for name in whole if name in cluster.names), cluster.names[0])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import options, screen
-from clusterctl.cli.options import argument, flag, option
+from clusterctl.cli import choices, options, screen
+from clusterctl.cli.declared import argument, flag, option
 from clusterctl.errors import UsageError
 from clusterctl.wire.arguments import arguments_of
 from clusterctl.wire.contract import METRICS_FILE
@@ -84,7 +84,7 @@ def build(
             raise UsageError("--leave needs --on", "name the nodes, for example --on node[1-4]")
         forward("data build", "data-build", context.args)
     else:
-        _build_on(options.cluster_of(cluster, on), list(context.args), leave=leave)
+        _build_on(choices.cluster_of(cluster, on), list(context.args), leave=leave)
 
 
 def _build_on(chosen: Cluster, arguments: list[str], *, leave: bool) -> None:
@@ -100,7 +100,7 @@ def _build_on(chosen: Cluster, arguments: list[str], *, leave: bool) -> None:
     if not output or output.endswith("/"):
         problem = f"{output} is a folder" if output else "is empty"
         raise UsageError(f"--output: {problem}", f"add the name of the pair, as in {output}corpus")
-    with options.connected(chosen) as connections, bar("build") as drawn:
+    with choices.connected(chosen) as connections, bar("build") as drawn:
         made = spread(chosen, connections, arguments, Path(output), leave, _log_phase, drawn.of)
     if "--json" in arguments:
         return screen.show_json(encode(made))
@@ -138,7 +138,7 @@ def scatter(
         rows = [{"node": portion.node.name, "to": to, "shards": list(portion.shards)} for portion in portions]
         lines = [f"{portion.node.name}: {', '.join(portion.shards)} -> {to}\n" for portion in portions]
         return screen.show_json(rows) if as_json else screen.write("".join(lines))
-    with options.connected(chosen) as connections, bar("push") as drawn:
+    with choices.connected(chosen) as connections, bar("push") as drawn:
         outcomes = transfer_scatter.scatter(folder, portions, to, connections, drawn.of, replace)
     show_pushed(outcomes, as_json)
 

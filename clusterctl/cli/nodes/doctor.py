@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import options, screen
-from clusterctl.cli.options import flag, option
+from clusterctl.cli import choices, options, screen
+from clusterctl.cli.declared import flag, option
 from clusterctl.cli.views.waiting import Waiting, shown_while
 from clusterctl.errors import FindingsError, UsageError
 from clusterctl.finding import Finding
@@ -72,7 +72,7 @@ def doctor(
         named = selection.cluster or selection.nodes or job
         checked, chosen = _checked(job, selection, accept_new) if job else (None, None)
         if chosen is None:
-            chosen = selection.chosen() if named or options.has_inventory() else None
+            chosen = selection.chosen() if named or choices.has_inventory() else None
     shown = Report(chosen.nodes if chosen else (), fix_hints=fix_hints, verbose=verbose, silent=as_json)
     # Loading torch takes seconds, and so does an unreachable node: do both at the same time.
     with shown.waiting, ThreadPoolExecutor(1) as background:
@@ -84,7 +84,7 @@ def doctor(
             )
             shown([Finding("warning", "here", text, remedy, "inventory")], "")
         else:
-            with options.connected(chosen, accept_new) as connections:
+            with choices.connected(chosen, accept_new) as connections:
                 checks_doctor.nodes(chosen, connections, master_port, shown, checked)
         shown([], "this machine: torch and the fused ops")
         shown(here.result(), "")

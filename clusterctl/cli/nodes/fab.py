@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import options, screen, ssh_option
-from clusterctl.cli.nodes import exec as executing
-from clusterctl.cli.options import argument, flag
+from clusterctl.cli import choices, options, screen
+from clusterctl.cli.declared import argument, flag
+from clusterctl.cli.nodes.execution import Execution, Form, conclude
 from clusterctl.errors import UsageError
 from clusterctl.settings import load_settings
 
@@ -27,7 +27,7 @@ def fab(
     ),
     *,
     selection: options.NodeOptions,
-    form: executing.Form,
+    form: Form,
     fanout: options.Fanout = None,
     accept_new: options.AcceptNew = False,
     connect_timeout: options.ConnectTimeout = None,
@@ -55,10 +55,10 @@ def fab(
             else screen.write("".join(f"{row['node']}: {' '.join(row['tasks'])}\n" for row in rows))
         )
     runner = TaskRunner(choice, calls)
-    execution = executing.Execution(chosen, form, fanout or load_settings().fanout)
+    execution = Execution(chosen, form, fanout or load_settings().fanout)
     with runner.printing():
         outcomes = execution.run(runner.run)
-    executing.conclude(outcomes)
+    raise typer.Exit(conclude(outcomes))
 
 
 def choice_of(chosen: Cluster, accept_new: bool, connect_timeout: float | None) -> SshChoice:
@@ -68,12 +68,12 @@ def choice_of(chosen: Cluster, accept_new: bool, connect_timeout: float | None) 
     settings = load_settings()
     choice = choice_for(
         chosen,
-        ssh_option.chosen(),
+        choices.ssh(),
         accept_new=accept_new or settings.accept_new_host_keys,
         connect_timeout=connect_timeout or settings.connect_timeout,
         ask=screen.ask_secret,
     )
-    ssh_option.warn_without_ssh(chosen)
+    choices.warn_without_ssh(chosen)
     choice.require_paramiko(chosen.nodes)
     return choice
 

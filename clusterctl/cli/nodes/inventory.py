@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import options, screen, ssh_option
-from clusterctl.cli.options import ClusterFile, Json, argument, cluster_of, has_inventory
+from clusterctl.cli import choices, options, screen
+from clusterctl.cli.choices import cluster_of, has_inventory
+from clusterctl.cli.declared import argument
+from clusterctl.cli.options import ClusterFile, Json
 from clusterctl.errors import InputFaults
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ def list_nodes(
     """List the nodes of the inventory, their addresses and devices."""
     from clusterctl.cli.views import tables
 
-    found = options.cluster_of(cluster, selection or nodes, exclude)
+    found = choices.cluster_of(cluster, selection or nodes, exclude)
     place = _place()
     reported = _reported(found) if ask else None
     if as_json:
@@ -97,7 +99,7 @@ def _reported(cluster: Cluster) -> dict[str, str]:
     """Return the devices that each node reports; for an unreachable node, the reason."""
     from clusterctl.checks.kinds import ask_devices
 
-    with options.connected(cluster) as connections:
+    with choices.connected(cluster) as connections:
         outcomes = ask_devices(cluster.nodes, connections)
     return {
         outcome.node.name: outcome.get().text() if outcome.error is None else str(outcome.error.message)
@@ -109,7 +111,7 @@ def _ways(cluster: Cluster) -> dict[str, str]:
     """Which of the two transports `auto` takes for each node, and why where it is not paramiko."""
     from clusterctl.ssh.choose import choice_for
 
-    choice = choice_for(cluster, ssh_option.chosen())
+    choice = choice_for(cluster, choices.ssh())
     found = {node.name: choice.chosen(node) for node in cluster.nodes if node.host != "local"}
     return {name: f"{way} ({reason})" if reason else way for name, (way, reason) in found.items()}
 
@@ -129,8 +131,8 @@ def trust(
     from clusterctl.ssh.choose import choice_for
     from clusterctl.transport.fanout import on_each, raise_failures
 
-    chosen = options.cluster_of(cluster, selection, exclude)
-    transport = choice_for(chosen, ssh_option.chosen())
+    chosen = choices.cluster_of(cluster, selection, exclude)
+    transport = choice_for(chosen, choices.ssh())
     outcomes = on_each(chosen.nodes, transport.seen)
     _show(outcomes, as_json)
     new = [outcome for outcome in outcomes if outcome.value is not None and outcome.value.state == "new"]

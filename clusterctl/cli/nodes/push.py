@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.options import argument, flag, option
+from clusterctl.cli.declared import argument, flag, option
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli import options, screen
+from clusterctl.cli.declared import argument, flag, option
 from clusterctl.cli.nodes.fab import choice_of
-from clusterctl.cli.options import argument, flag, option
 from clusterctl.errors import Collected, Fault, InputFaults, UsageError
 from clusterctl.settings import load_settings
 from clusterctl.wire import versions

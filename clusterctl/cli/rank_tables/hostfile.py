@@ -9,18 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli.options import (
-    DryRun,
-    Force,
-    Json,
-    NodeOptions,
-    checked_by,
-    default_kind,
-    flag,
-    option,
-    require_kind,
-    with_devices,
-)
+from clusterctl.cli.choices import default_kind, require_kind
+from clusterctl.cli.declared import flag, option
+from clusterctl.cli.options import DryRun, Force, Json, NodeOptions, checked_by, with_devices
 from clusterctl.hostfile.formats import FILES, MAX_SLOTS, NAMES
 
 if TYPE_CHECKING:

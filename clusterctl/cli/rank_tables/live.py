@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import options, screen
-from clusterctl.cli.options import option
+from clusterctl.cli import choices, options, screen
+from clusterctl.cli.declared import option
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
@@ -42,7 +42,7 @@ def push(
         _warn_of_missing(live_table.missing_servers(found, table))
     if dry_run:
         return _show_dry_run(file, table, path, [node.name for node in chosen], as_json)
-    with options.connected(found, accept_new) as connections:
+    with choices.connected(found, accept_new) as connections:
         outcomes = connections.on_each(chosen, lambda node, link: push.push(link, table, path))
     _show_pushed(outcomes, table, as_json)
     raise_failures(outcomes)
@@ -66,7 +66,7 @@ def verify(
     found = selection.chosen()
     chosen = live_table.nodes_of(found, table, chosen=selection.narrows)
     drifts = _absent(found, table) if not selection.narrows else []
-    with options.connected(found, accept_new) as connections:
+    with choices.connected(found, accept_new) as connections:
         outcomes = connections.on_each(chosen, lambda node, link: truth.verify(link, node, table, path))
     reports = [outcome.value for outcome in outcomes if outcome.value is not None]
     drifts += [drift for report in reports for drift in report.drifts]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clusterctl.cli.choices import cluster_of, connected, has_inventory
+from clusterctl.cli.declared import flag, option
 from clusterctl.cli.option_values import HARDWARE, SORTS
 from clusterctl.cli.options import (
     AcceptNew,
@@ -17,12 +19,7 @@ from clusterctl.cli.options import (
     Json,
     NodeOptions,
     checked_by,
-    cluster_of,
-    connected,
-    flag,
-    has_inventory,
     one_of,
-    option,
 )
 from clusterctl.hostfile.formats import NAMES
 

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.cli import options
+from clusterctl.cli import choices
 from clusterctl.errors import ClusterctlError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class LiveBoard:
 
         run = self.board.run
         self.note = f"stopping {run.run_id}"
-        client = Run(run, options.reach())
+        client = Run(run, choices.reach())
 
         def work() -> None:
             try:
@@ -80,7 +80,7 @@ class LiveBoard:
     def _follow(self, run: RunDir) -> None:
         from clusterctl.client.run import Run
 
-        for state, usage in Run(run, options.reach()).observe(ASK):
+        for state, usage in Run(run, choices.reach()).observe(ASK):
             if self.closed.is_set() or self.board.run is not run:
                 return
             self.board.live, self.board.usage = state, usage

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import options, screen
-from clusterctl.cli.options import argument, flag, option
+from clusterctl.cli import choices, options, screen
+from clusterctl.cli.declared import argument, flag, option
 from clusterctl.errors import UsageError
 from clusterctl.text import plural
 
@@ -111,7 +111,7 @@ def tail(
         raise UsageError("--until contradicts --follow", "leave out one of them")
     begin = partial(_tail, found, wanted, lines, span, printer)
     if follow:
-        for chunk in Run(found, options.reach()).follow_logs(begin, warn):
+        for chunk in Run(found, choices.reach()).follow_logs(begin, warn):
             printer.chunk(chunk, wanted)
     else:
         bring_home(found)
@@ -187,7 +187,7 @@ def bring_home(run: RunDir) -> None:
     """Fetch the log bytes that are still only on the nodes."""
     from clusterctl.client.run import Run
 
-    Run(run, options.reach()).fetch_logs(warn)
+    Run(run, choices.reach()).fetch_logs(warn)
 
 
 def warn(text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.options import option
+from clusterctl.cli.declared import option
 from clusterctl.errors import UsageError
 
 Output = Annotated[

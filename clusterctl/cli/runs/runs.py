@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli import options, screen
-from clusterctl.cli.options import flag, option
+from clusterctl.cli import choices, options, screen
+from clusterctl.cli.declared import flag, option
 from clusterctl.errors import UsageError
 from clusterctl.text import escape_controls, plural, size
 
@@ -88,7 +88,7 @@ def prune(
 
     stores: dict[str, pruning.Store] = {}
     results = pruning.prune(
-        old, options.connected, here_only=here, dry_run=dry_run, on_each=report, on_store=stores.__setitem__
+        old, choices.connected, here_only=here, dry_run=dry_run, on_each=report, on_store=stores.__setitem__
     )
     deleted = [run for run in results if not run.kept]
     if as_json:
@@ -254,7 +254,7 @@ def stop(
     from clusterctl.client.run import Run
 
     found = options.run_named(run)
-    client = Run(found, options.reach())
+    client = Run(found, choices.reach())
     ending = client.ending(grace)
     if ending is None:
         _tell_cost(found, found.read_record(), grace)

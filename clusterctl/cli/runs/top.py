@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from clusterctl.cli import options, screen
-from clusterctl.cli.options import argument, flag
+from clusterctl.cli.declared import argument, flag
 from clusterctl.cli.runs.live_board import FRAME, LiveBoard
 from clusterctl.errors import UsageError
 

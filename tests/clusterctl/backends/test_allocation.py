@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.backends.slurm import allocation, programs
-from clusterctl.cli import options
+from clusterctl.cli import choices
 
 NODES = (
     "NodeName=node1 Arch=x86_64 Gres=npu:8 NodeAddr=10.0.0.1 State=MIXED OS=Linux 6.1 #1 SMP\n"
@@ -89,4 +89,4 @@ def test_devices_that_slurm_has_given_to_a_job_are_no_guess(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
-    assert options.cluster_of(None).assumed is assumed
+    assert choices.cluster_of(None).assumed is assumed

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.checks import kinds
 from clusterctl.checks.kinds import ReportedDevices
-from clusterctl.cli import kind_option, options
+from clusterctl.cli import choices
 from clusterctl.errors import Unreachable, UsageError
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.transport.fanout import Connections
@@ -62,16 +62,16 @@ def test_devices_that_a_hostfile_does_not_tell_are_a_warning() -> None:
 def test_kind_is_an_option_of_files_that_do_not_tell_it(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("10.0.0.1 slots=2\n")
     (tmp_path / "cluster.yaml").write_text("nodes: {a: {kind: npu, devices: 2}}\n")
-    assert options.cluster_of(tmp_path / "hosts").assumed
-    assert not options.cluster_of(tmp_path / "cluster.yaml").assumed
-    token = kind_option._CHOSEN.set("cuda")
+    assert choices.cluster_of(tmp_path / "hosts").assumed
+    assert not choices.cluster_of(tmp_path / "cluster.yaml").assumed
+    token = choices.KIND.set("cuda")
     try:
-        found = options.cluster_of(tmp_path / "hosts")
+        found = choices.cluster_of(tmp_path / "hosts")
         assert found.nodes[0].kind == "cuda" and not found.assumed
         with pytest.raises(UsageError, match="has the kind of its nodes"):
-            options.cluster_of(tmp_path / "cluster.yaml")
+            choices.cluster_of(tmp_path / "cluster.yaml")
     finally:
-        kind_option._CHOSEN.reset(token)
+        choices.KIND.reset(token)
 
 
 GPUS = output("0, NVIDIA H200\n1, NVIDIA H200\n")
@@ -79,7 +79,7 @@ GPUS = output("0, NVIDIA H200\n1, NVIDIA H200\n")
 
 def inventory(tmp_path: Path, text: str) -> Cluster:
     (tmp_path / "cluster.yaml").write_text(f"nodes: {{{text}}}\n")
-    return options.cluster_of(tmp_path / "cluster.yaml")
+    return choices.cluster_of(tmp_path / "cluster.yaml")
 
 
 @pytest.mark.parametrize(
@@ -141,11 +141,11 @@ def test_a_tool_that_is_there_and_fails_is_named_with_its_error(tmp_path: Path, 
 
 def test_kind_on_the_command_line_fills_in_what_the_inventory_leaves_out(tmp_path: Path) -> None:
     for kind, expected in (("npu", ((), ("devices",))), ("cpu", ((0,), ()))):
-        token = kind_option._CHOSEN.set(kind)
+        token = choices.KIND.set(kind)
         try:
             (node,) = inventory(tmp_path, "a: {}").nodes
         finally:
-            kind_option._CHOSEN.reset(token)
+            choices.KIND.reset(token)
         assert (node.kind, node.devices, node.unnamed) == (kind, *expected)
 
 

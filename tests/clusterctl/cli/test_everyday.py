@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl import __version__
-from clusterctl.cli import options, screen
+from clusterctl.cli import choices, screen
 from clusterctl.cli.everyday import ssh_argv
 from clusterctl.cli.nodes import doctor
 from clusterctl.errors import UsageError
@@ -95,7 +95,7 @@ def test_hints_name_the_inventory_of_the_command_line(
     assert "clusterctl nodes trust" in capfd.readouterr().err
     file = tmp_path / "my cluster.yaml"
     file.write_text(INVENTORY)
-    options.cluster_of(file)
+    choices.cluster_of(file)
     screen.report_error(error)
     hints = capfd.readouterr().err
     assert f"clusterctl -c '{file}' nodes trust" in hints.replace("\n", "")

@@ -15,9 +15,9 @@ import typer
 
 from clusterctl.cli import commands
 from clusterctl.cli.commands import SECTIONS, TABLE
+from clusterctl.cli.declared import flag, option
 from clusterctl.cli.examples import examples
 from clusterctl.cli.option_fields import flat
-from clusterctl.cli.options import flag, option
 from trainer.command_line import read as read_words
 
 

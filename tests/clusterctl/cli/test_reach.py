@@ -66,7 +66,7 @@ def test_exec_names_all_nodes_with_the_same_reason_in_one_line(
 def test_a_node_that_fails_is_reported_while_the_command_runs_on_others(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterctl.cli.nodes.exec.QUIET", 0.1)
+    monkeypatch.setattr("clusterctl.cli.nodes.execution.QUIET", 0.1)
     late = "test $NUMBER = 1 || exit 0; sleep 1.5; echo now >&2"
     code, _, err = run("exec", "all", "--shell", "--", late)
     assert code == 255 and err.index("error: node3") < err.index("now")
