@@ -34,14 +34,14 @@ def scratch(prefix: str, parent: Path | None = None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def sandbox(
-    prefix: str, nodes: int, devices: int = 1, *, mode: str = "auto", with_slurm: bool = False
+    prefix: str, nodes: int, devices: int = 1, *, mode: str = "auto", with_queue: bool = False
 ) -> Iterator[tuple[Sandbox, Path]]:
     """Yield running nodes and a folder that contains theirs; both are removed when the block ends."""
     # Import it only here, because measured programs import this module too.
     from clusterctl.sandbox import cluster
 
     with scratch(prefix) as folder:
-        made = cluster.up(folder / "nodes", nodes=nodes, devices=devices, mode=mode, with_slurm=with_slurm)
+        made = cluster.up(folder / "nodes", nodes=nodes, devices=devices, mode=mode, with_queue=with_queue)
         try:
             yield made, folder
         finally:

@@ -507,11 +507,11 @@ def test_the_command_line_and_the_python_api_leave_the_order_of_steps_to_the_cli
 
 # Names of backends, the folder that may have them, and in how many other modules they are: these numbers only fall.
 BACKENDS = {
-    "slurm": ("slurm", 18),
-    "kubernetes|modelarts": ("pods", 12),
-    r"Grid Engine|\bsge\b|\bqsub\b": ("sge", 7),
-    r"\bpbs\b": ("pbs", 4),
-    r"\blsf\b|\bbsub\b": ("lsf", 4),
+    "slurm": ("slurm", 5),
+    "kubernetes|modelarts": ("pods", 4),
+    r"Grid Engine|\bsge\b|\bqsub\b": ("sge", 6),
+    r"\bpbs\b": ("pbs", 3),
+    r"\blsf\b|\bbsub\b": ("lsf", 3),
 }
 
 

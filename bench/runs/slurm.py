@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from bench.field import in_turn, read_options, run, sandbox, spread, timed, user_environment, wait_for
-from clusterctl.sandbox import cluster, namespaces, slurm
+from clusterctl.sandbox import cluster, namespaces, queue
 
 NODES = 4
 OURS = [sys.executable, "-m", "clusterctl"]
@@ -53,7 +53,7 @@ class Place:
         self.folder = made.directory / "shared"
         (self.folder / "home").mkdir(parents=True)
         (self.folder / "clusterctl.yaml").write_text("runs: runs\n")
-        self.script = str(slurm.login_script(made.layout))
+        self.script = str(queue.login_script(made.layout))
         self.env = user_environment("SLURM_", HOME=str(self.folder / "home"))
 
     def __call__(self, words: Sequence[str]) -> str:
@@ -67,9 +67,9 @@ class Place:
 
 def main() -> int:
     rounds = read_options(__doc__, rounds=7).rounds
-    if missing := slurm.why_not() or namespaces.why_not():
+    if missing := queue.why_not() or namespaces.why_not():
         sys.exit(missing)
-    with sandbox("slurm", NODES, 8, with_slurm=True) as (made, _):
+    with sandbox("slurm", NODES, 8, with_queue=True) as (made, _):
         place = Place(made)
         inside(place, rounds)
         submitted(place, rounds)

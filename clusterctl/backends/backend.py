@@ -28,6 +28,35 @@ class Ending:
     """Do it; return what happened, and the names of deleted objects where there are such."""
 
 
+@dataclass(frozen=True)
+class Platform:
+    """One row of the table: the variables of a platform. Of several names, the first that is set counts."""
+
+    name: str
+    title: str
+    marks: tuple[str, ...]
+    """This is the platform if all of them are set."""
+    index: tuple[str, ...]
+    """The index of this node."""
+    count: tuple[str, ...] = ()
+    """The number of nodes; without it, the number of peers."""
+    peers: tuple[str, ...] = ()
+    """The addresses of all nodes in order, separated by commas; `*` stands for any text in a name."""
+    master: tuple[str, ...] = ()
+    """The address of node 0; without it, the first peer."""
+    port: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    """The number of devices on each node."""
+    local_size: str = ""
+    """How many processes the platform started on this node: more than one are ranks already."""
+    starts_ranks: bool = False
+    """Whether each process of this platform is a rank already."""
+    reaches_others: bool = False
+    """Whether one process reaches the other nodes, so that it starts their ranks too."""
+    folds: bool = False
+    """Whether the peers are a node list with ranges."""
+
+
 class Backend:
     """How the runs of one kind are followed and ended. This class itself: from this machine over SSH."""
 
@@ -42,6 +71,8 @@ class Backend:
     """Whether the nodes of an ended run are still those of this user."""
     resubmits = False
     """Whether a run continues as a new job, whose nodes are chosen anew."""
+    platform: Platform | None = None
+    """The variables by which a process in a job knows its place, if all of them have each process's own."""
 
     @property
     def title(self) -> str:
@@ -106,6 +137,22 @@ class Known:
     """The program that submits a batch file, where no other batch system has one of this name."""
     example: str = ""
     """For a batch system, keys of a job's part that show what can be asked for."""
+    prefix: str = ""
+    """What the variables of its tasks begin with, where a program in a pod would take itself for one of them."""
+
+
+@dataclass(frozen=True)
+class PlatformVerb:
+    """A command that submits a job to a platform."""
+
+    title: str
+    part: str
+    """The part of a job that says what to ask for."""
+    help: str
+    made_by: str
+    """The function of the command line that makes the command."""
+    examples: tuple[str, ...]
+    """Its options after the name of the job file."""
 
 
 # The backends by their folders, which are also the names of their parts of a job.
@@ -116,6 +163,7 @@ KNOWN = {
         ("SLURM_JOB_NODELIST", "SLURM_NODELIST"),
         "sbatch",
         "slurm.nodes=4 slurm.time=60",
+        "SLURM_",
     ),
     "sge": Known(
         "Grid Engine", "sge.json", ("PE_HOSTFILE", "SGE_JOB_SPOOL_DIR"), "", "sge.nodes=4 sge.pe=mpi"
@@ -124,14 +172,24 @@ KNOWN = {
     "lsf": Known("LSF", "lsf.json", ("LSB_MCPU_HOSTS",), "bsub", "lsf.nodes=4 lsf.time=60"),
     "pods": Known("Kubernetes", "kubernetes.json"),
 }
-# Name, help and examples of each verb that submits a job to a platform; a batch system has one of its own name.
-PLATFORM_VERBS = (
-    ("k8s", "Submit a job to Kubernetes", "--kind jobset", "--kind acjob --print", "--kind jobset --delete"),
-    ("modelarts", "Print a job as a request of ModelArts", "--print", "--print --image group/train:2"),
-)
+# The verbs that submit a job to a platform; a batch system has one of its own name.
+PLATFORMS = {
+    "k8s": PlatformVerb(
+        *("Kubernetes", "kubernetes", "Submit a job to Kubernetes", "to_pods"),
+        ("--kind jobset", "--kind acjob --print", "--kind jobset --delete"),
+    ),
+    "modelarts": PlatformVerb(
+        *("ModelArts", "modelarts", "Print a job as a request of ModelArts", "to_service"),
+        ("--print", "--print --image group/train:2"),
+    ),
+}
+# The part of a job for pods.
+PODS = PLATFORMS["k8s"].part
 QUEUES = {name: known for name, known in KNOWN.items() if known.variables}
 OVER_SSH = Known("SSH", "")
 SSH = Backend()
+# The batch system that a sandbox can start.
+IN_SANDBOX = "slurm"
 
 
 @cache
@@ -148,8 +206,8 @@ def of_run(run: RunDir) -> Backend:
 def of_node(node: Node) -> Backend:
     """Return the backend whose job holds a node; SSH if none does."""
     name, colon, _ = node.allocation.partition(":")
-    # Older records have only the number of a job, which was Slurm's.
-    return named(name if colon else "slurm") if node.allocation else SSH
+    # Older records have only the number of a job, of the first one.
+    return named(name if colon else next(iter(QUEUES))) if node.allocation else SSH
 
 
 def job_of(node: Node) -> str:

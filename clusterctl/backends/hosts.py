@@ -24,8 +24,7 @@ from clusterctl.backends.steps import StepTransport
 from clusterctl.environment import environment
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory.cluster import Cluster, Node
-from clusterctl.jobs.parts.hosts import HostOptions
-from clusterctl.jobs.parts.queue import minutes_of
+from clusterctl.jobs.parts.platforms import HostOptions, minutes_of
 from clusterctl.jobs.phase import Phase
 from clusterctl.runs.stop import request_stop
 from clusterctl.wire import contract

@@ -18,7 +18,7 @@ from clusterctl.backends.backend import Backend, Ending
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.job import Job, devices_on
-from clusterctl.jobs.parts.queue import QueueOptions
+from clusterctl.jobs.parts.platforms import QueueOptions
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT, RunRecord
 from clusterctl.runs.state import RunState, read_state, write_state

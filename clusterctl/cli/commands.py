@@ -15,7 +15,7 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandInfo
 
-from clusterctl.backends.backend import KNOWN, PLATFORM_VERBS, QUEUES
+from clusterctl.backends.backend import KNOWN, PLATFORMS, QUEUES
 from clusterctl.cli import choices, option_fields, options
 from clusterctl.cli.given_once import refuse_contradictions, united
 from clusterctl.cli.kind_option import WithKind
@@ -119,7 +119,10 @@ TABLE = {
         for name, known in QUEUES.items()
     },
     "submit start": Verb("Start a submitted run in its job", "launch.queue_job:start", hidden=True),
-    **{f"submit {name}": Verb(text, f"launch.submit_pods:{name}") for name, text, *_ in PLATFORM_VERBS},
+    **{
+        f"submit {name}": Verb(verb.help, f"launch.submit:{verb.made_by}", made_for=name)
+        for name, verb in PLATFORMS.items()
+    },
     "attach": Verb("Follow a run that is active", "launch.run:attach", ssh=True),
     "resume": Verb("Start an ended run again", "launch.start:resume", ssh=True),
     "runs": Verb("List runs, newest first", "runs.runs:runs"),

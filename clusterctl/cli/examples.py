@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.backends.backend import PLATFORM_VERBS, QUEUES
+from clusterctl.backends.backend import IN_SANDBOX, PLATFORMS, QUEUES
 
 EXAMPLES = {
     "": """
@@ -32,10 +32,10 @@ EXAMPLES = {
         clusterctl sandbox status
         clusterctl sandbox down
     """,
-    "sandbox up": """
+    "sandbox up": f"""
         clusterctl sandbox up
         clusterctl sandbox up -n 4 --devices 8
-        clusterctl sandbox up -n 4 --devices 8 --with-slurm
+        clusterctl sandbox up -n 4 --devices 8 --with-{IN_SANDBOX}
         clusterctl sandbox up --mode embedded --dir /tmp/sandbox
     """,
     "sandbox status": """
@@ -245,8 +245,8 @@ EXAMPLES = {
         for name, known in QUEUES.items()
     },
     **{
-        f"submit {name}": "\n".join(f"clusterctl submit {name} job.yaml {words}" for words in shown)
-        for name, _, *shown in PLATFORM_VERBS
+        f"submit {name}": "\n".join(f"clusterctl submit {name} job.yaml {words}" for words in verb.examples)
+        for name, verb in PLATFORMS.items()
     },
     "attach": """
         clusterctl attach

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.hostfile.formats import TARGETS
+from clusterctl.hostfile.node_lists import TARGETS
 from clusterctl.wire.requests import KINDS, MATRICES, READ_FORMATS, SPLITS, TYPES, WRITTEN_FORMATS
 
 SORTS = ("given", "address", "name", "inventory")

@@ -33,7 +33,7 @@ ClusterFile = Annotated[
         "--hostfile",
         "-c",
         metavar="FILE",
-        help="The inventory: a cluster.yaml, hostfile, Slurm node list or rank table. Default: "
+        help="The inventory: a cluster.yaml, hostfile, node list or rank table. Default: "
         "$CLUSTERCTL_CLUSTER, else ./cluster.yaml, else the allocation or the pods of this job.",
     ),
 ]

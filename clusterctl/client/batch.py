@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.backends import backend as backends
+from clusterctl.backends.pods.submission import PodsJob
 from clusterctl.backends.queue import Queue, Submission, write_waiting
 from clusterctl.client.run import Run, runs_folder
 from clusterctl.errors import Fault, InputFaults, UsageError
@@ -19,7 +20,7 @@ from clusterctl.jobs import job as jobs
 from clusterctl.jobs import job_check
 from clusterctl.jobs.parts import notify
 from clusterctl.jobs.parts.grace import with_grace
-from clusterctl.jobs.parts.queue import minutes_of
+from clusterctl.jobs.parts.platforms import minutes_of
 from clusterctl.jobs.run_folder import new_run
 from clusterctl.wire.fields import closest_match
 
@@ -51,7 +52,8 @@ class BatchJob:
     ) -> BatchJob:
         """Check a job file for the batch system of this name; raise InputFaults with all errors."""
         if name not in backends.QUEUES:
-            raise UsageError(f"{name!r} is no batch system", closest_match(name, list(backends.QUEUES)))
+            known = [*backends.QUEUES, backends.PODS]
+            raise UsageError(f"{name!r} is no batch system", closest_match(name, known))
         queue = backends.named(name)
         assert isinstance(queue, Queue)
         job = jobs.load(file, overrides, partial(_faults, queue))
@@ -96,12 +98,19 @@ def submit(
     overrides: Mapping[str, object] | None = None,
     checks: bool = True,
     runs: str | Path | None = None,
+    kind: str = "job",
+    image: str = "",
+    name: str = "",
 ) -> Run:
-    """Submit a job file to a batch system, as `clusterctl submit` does; return its run, which waits for nodes.
+    """Submit a job file to a batch system or as pods, as `clusterctl submit` does; return its waiting run.
 
-    `to` is the name of the job's part for it; `overrides` changes keys of the job file.
+    `to` is the name of the job's part for it; `overrides` changes keys of the job file. `kind`, `image` and `name` are
+    for pods: the kind of the object, another image than that of the job, and the name of the objects.
     """
     changed = [f"{key}={value}" for key, value in (overrides or {}).items()]
+    if to == backends.PODS:
+        pods = PodsJob.of(Path(job), changed, kind=kind, image=image, name=name)
+        return Run(pods.submit(runs_folder(runs)))
     batch = BatchJob.of(to, Path(job), changed, checks=checks, runs=runs_folder(runs))
     batch.submit()
     return Run(batch.run)

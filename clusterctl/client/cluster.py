@@ -52,7 +52,7 @@ class Cluster:
         connect_timeout: float | None = None,
         fanout: int | None = None,
     ) -> Cluster:
-        """Return the cluster of a cluster.yaml, hostfile, Slurm node list or rank table.
+        """Return the cluster of a cluster.yaml, hostfile, node list or rank table.
 
         Without `path` the settings name the file: $CLUSTERCTL_CLUSTER, clusterctl.yaml, else ./cluster.yaml.
         `kind` is the kind of devices that a hostfile's slots are: cpu, cuda or npu.
@@ -180,7 +180,7 @@ class Cluster:
         return build_from_nodes(self._chosen, connections, devices, hardware, skip_incomplete).table
 
     def hostfile(self, form: str = "deepspeed") -> str:
-        """Return the nodes as a hostfile: "deepspeed", "openmpi", "mpich" or "slurm"."""
+        """Return the nodes as a hostfile in a form such as "deepspeed"."""
         from clusterctl.hostfile import formats
 
         return formats.render(self._chosen, form)

@@ -9,8 +9,9 @@ from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.hostfile import detect, formats, node_lists
 from clusterctl.hostfile.detect import Source
 from clusterctl.hostfile.filter import Slots, chosen
-from clusterctl.hostfile.formats import NODE_LISTS, TARGETS, Entry
+from clusterctl.hostfile.formats import Entry
 from clusterctl.hostfile.init import cluster_text as cluster_text
+from clusterctl.hostfile.node_lists import NODE_LISTS, TARGETS
 from clusterctl.inventory.cluster import MAX_DEVICES, Cluster, Node
 
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}

@@ -34,7 +34,7 @@ class Source:
 
     path: str
     dialect: str
-    """cluster, ranktable, `formats.NODE_LISTS`, deepspeed, openmpi, mpich, or names for names alone."""
+    """cluster, ranktable, `node_lists.NODE_LISTS`, deepspeed, openmpi, mpich, or names for names alone."""
     entries: tuple[Entry, ...] = ()
     faults: tuple[Fault, ...] = ()
     cluster: Cluster | None = None
@@ -60,7 +60,7 @@ def read(path: Path) -> Source:
         return Source(str(path), "names", faults=tuple(faults))
     if node_lists.looks_like(text):
         entries, faults = node_lists.inspect_text(text, str(path))
-        return Source(str(path), formats.NODE_LISTS, tuple(entries), tuple(faults))
+        return Source(str(path), node_lists.NODE_LISTS, tuple(entries), tuple(faults))
     entries, faults = formats.inspect_text(text, str(path))
     return Source(str(path), formats.dialect(entries), tuple(entries), tuple(faults))
 

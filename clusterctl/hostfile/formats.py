@@ -19,12 +19,6 @@ if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
 
 FORMATS = ("deepspeed", "openmpi", "mpich")
-# Read and written by `node_lists`.
-NODE_LISTS = "slurm"
-TARGETS = (*FORMATS, NODE_LISTS, "torchrun", "cluster")
-# What is read as an inventory.
-FILES = "cluster.yaml, hostfile, Slurm node list or rank table"
-NAMES = f"{', '.join(TARGETS[:-1])} or {TARGETS[-1]}"
 MAX_BYTES = 16 << 20
 MAX_SLOTS = 4096
 # Unknown words of a line that an error shows.

@@ -14,14 +14,14 @@ from dataclasses import replace
 from itertools import groupby
 
 from clusterctl.errors import Fault, UsageError
-from clusterctl.hostfile.formats import (
-    MAX_SLOTS,
-    Entry,
-    lines,
-    twice,
-)
+from clusterctl.hostfile.formats import FORMATS, MAX_SLOTS, Entry, lines, twice
 from clusterctl.inventory.addresses import address_fault
 
+# The name of this form; what hosts can be written as; and what is read as an inventory.
+NODE_LISTS = "slurm"
+TARGETS = (*FORMATS, NODE_LISTS, "torchrun", "cluster")
+NAMES = f"{', '.join(TARGETS[:-1])} or {TARGETS[-1]}"
+FILES = "cluster.yaml, hostfile, Slurm node list or rank table"
 # The second is the old name.
 NODES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 TASKS = ("SLURM_TASKS_PER_NODE",)

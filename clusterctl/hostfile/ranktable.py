@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterctl.errors import InputFaults, UsageError, did_you_mean
-from clusterctl.hostfile import formats
+from clusterctl.hostfile import node_lists
 from clusterctl.ranktable.check import load
 from clusterctl.ranktable.edit import to_version
 from clusterctl.ranktable.plan import load_plan, render_plan, skeleton
 from clusterctl.ranktable.table import RankTable
 
 VERSIONS = ("1.0", "1.2", "2.0")
-TARGETS = (*VERSIONS, "plan", *formats.TARGETS)
+TARGETS = (*VERSIONS, "plan", *node_lists.TARGETS)
 
 
 def is_plan(path: Path) -> bool:

@@ -4,7 +4,7 @@ The results are those of ClusterShell's `nodeset -e` and `-f`, with seven except
 that could be an option or shell text is refused; a group, a wildcard or (in `select`) a name that matches nothing is an
 error and not an empty set; a blank inside a name is an error; `[-2]` and brackets that do not pair are errors and not
 names; digits that touch a bracket stay where they are (`n5[8-11]` is n58 to n511 there, and n58 n59 n510 n511 here, as
-in Slurm and pdsh); `@source:group` is an ordinary group name; a ragged set of several dimensions may be folded into
+in pdsh); `@source:group` is an ordinary group name; a ragged set of several dimensions may be folded into
 other boxes of the same names (one in 20,000 was, and had another order). ClusterShell itself is not used because it
 expands a range before the range can be refused: `node[1-99999999]` takes all memory of the machine.
 """

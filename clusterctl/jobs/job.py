@@ -22,19 +22,17 @@ from clusterctl.jobs.launchers import fill, reader
 from clusterctl.jobs.overrides import with_overrides
 from clusterctl.jobs.parts import own_table
 from clusterctl.jobs.parts.engine_file import with_engine_file
-from clusterctl.jobs.parts.hosts import LsfOptions, PbsOptions, SgeOptions
 from clusterctl.jobs.parts.interconnect import NetworkOptions
 from clusterctl.jobs.parts.log_limit import LOG_LIMIT, limit_of
 from clusterctl.jobs.parts.notify import FORMS, problem_of
 from clusterctl.jobs.parts.own_table import take_rank_table
-from clusterctl.jobs.parts.pods import KubernetesOptions, ModelArtsOptions
-from clusterctl.jobs.parts.slurm import SlurmOptions
+from clusterctl.jobs.parts.platforms import Platforms, has_code_in_image
 from clusterctl.jobs.parts.step_pattern import compiled
 from clusterctl.jobs.parts.workdir import work_folder
 from clusterctl.jobs.restarts import Restart
 from clusterctl.settings import a_time
 from clusterctl.storage.address import StoreOptions, address_fault, is_address
-from clusterctl.wire.fields import Checked, Problem, own, setting, shown
+from clusterctl.wire.fields import Problem, own, setting, shown
 
 ENV_STYLES = ("torchrun", "mindspore", "mpi")
 # Keys that people write next to `train:` by mistake.
@@ -105,7 +103,7 @@ def _notify(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Job(Checked):
+class Job(Platforms):
     """A job: a program or the embedded trainer, to be run on some devices of some nodes."""
 
     name: str = setting(
@@ -184,18 +182,6 @@ class Job(Checked):
     holds it."""
     network: NetworkOptions = setting(factory=NetworkOptions)
     """How ranks on different nodes communicate."""
-    slurm: SlurmOptions | None = setting(None)
-    """What `clusterctl submit slurm` asks Slurm for."""
-    sge: SgeOptions | None = setting(None)
-    """What `clusterctl submit sge` asks Grid Engine for."""
-    pbs: PbsOptions | None = setting(None)
-    """What `clusterctl submit pbs` asks PBS for."""
-    lsf: LsfOptions | None = setting(None)
-    """What `clusterctl submit lsf` asks LSF for."""
-    kubernetes: KubernetesOptions | None = setting(None)
-    """What `clusterctl submit k8s` asks Kubernetes for."""
-    modelarts: ModelArtsOptions | None = setting(None)
-    """What `clusterctl submit modelarts` asks ModelArts for."""
     container: ContainerOptions | None = setting(None)
     """The container for the ranks, unless their node sets one."""
     source: str = own("")
@@ -233,12 +219,7 @@ class Job(Checked):
     @property
     def has_image(self) -> bool:
         """Return whether the ranks run in an image, which may have the program's files."""
-        return bool(self.container or self.kubernetes or self.modelarts)
-
-    @property
-    def in_image(self) -> bool:
-        """Return whether `code` is a folder of the image of the pods."""
-        return self.kubernetes is not None and self.kubernetes.code == "image"
+        return bool(self.container) or self.in_pods
 
     @property
     def per_node(self) -> bool:
@@ -284,10 +265,7 @@ def _read(document: Document, path: Path, faults: list[Fault]) -> Job:
     """Return the job of a file; adds to `faults`."""
     raw, store = document.value if document.value is not None else {}, ""
     if isinstance(raw, dict):
-        raw, platform = dict(raw), raw.get("kubernetes")
-        if isinstance(platform, dict) and platform.get("code") == "image":
-            # A folder of the image, which this machine need not have.
-            raw.pop("code", None)
+        raw = {key: part for key, part in raw.items() if key != "code" or not has_code_in_image(raw)}
         if is_address(raw.get("data")):
             store = str(raw.pop("data"))
             if (fault := address_fault(store))[0]:

@@ -6,6 +6,7 @@ import posixpath
 import re
 from typing import TYPE_CHECKING
 
+from clusterctl.migrate import manifest
 from clusterctl.migrate.model import set_model, set_task
 from clusterctl.migrate.tables import ascend
 from clusterctl.migrate.values import Facts, current, leave_out, number, of, wrong
@@ -53,7 +54,7 @@ def combine(result: Translation, facts: Facts) -> None:
         _precision,
         _files,
         set_task,
-        _kubernetes,
+        manifest.set_platform,
         _rest,
     ):
         step(result, facts)
@@ -349,29 +350,6 @@ def _files(result: Translation, facts: Facts) -> None:
         part = "" if inside else f"{str(task).upper()}/"
         for key, file in (("train", "train.jsonl"), ("valid", "val.jsonl")):
             result.set(f"train.tune.{key}", f"{{data}}/{part}{file}", name)
-
-
-def _kubernetes(result: Translation, facts: Facts) -> None:
-    """Set the job's part for Kubernetes from a manifest; data on a claim is there, and not pushed."""
-    claims = of(facts, "claims")
-    if isinstance(claims, dict):
-        name = facts["claims"][1]
-        result.set("kubernetes.claims", claims["claims"], name)
-        pushed = result.values.get("data")
-        folder = (
-            posixpath.normpath(posixpath.join(str(claims["folder"]), str(pushed.value))) if pushed else ""
-        )
-        if pushed and any(f"{folder}/".startswith(f"{place}/") for place in claims["claims"].values()):
-            del result.values["data"]
-            result.set("data_there", folder, f"{pushed.origin}, on the claim")
-    if not any(key.startswith("kubernetes.") for key in result.values):
-        return
-    resource = facts["devices"][1] if "devices" in facts else ""
-    if resource:
-        result.set("kubernetes.devices", int(number(facts, "devices")), resource)
-        result.set("kubernetes.kind", "npu" if "ascend" in resource.lower() else "cuda", resource)
-    if number(facts, "nodes"):
-        result.set("kubernetes.nodes", int(number(facts, "nodes")), facts["nodes"][1])
 
 
 def _stem(path: str) -> str:

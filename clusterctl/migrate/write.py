@@ -6,6 +6,7 @@ import json
 import re
 import textwrap
 
+from clusterctl.migrate import manifest
 from clusterctl.migrate.translation import Translation, Value
 
 # The order of a job's keys; others follow.
@@ -18,7 +19,7 @@ ORDER = (
     "collect",
     "network",
     "restart",
-    "kubernetes",
+    manifest.PART,
     "train",
 )
 TRAIN = ("model", "init", "data", "tune", "steps", "length", "micro_batch", "global_batch", "batch_ramp")

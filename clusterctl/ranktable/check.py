@@ -216,8 +216,8 @@ _FORGIVEN = ("dialect",)
 def load(path: Path, hardware: str | None = None) -> RankTable:
     """Read a table from a file; raise InputFaults with everything that HCCL would refuse.
 
-    The name of the file and a symbolic link do not matter here. A table in the form of a cloud or of a
-    Kubernetes operator is converted.
+    The name of the file and a symbolic link do not matter here. A table in the form of a cloud or of
+    an operator is converted.
     """
     return _from_report(check_file(path, hardware), str(path))
 

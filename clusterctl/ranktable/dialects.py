@@ -1,4 +1,4 @@
-"""Convert rank tables in the forms of Kubernetes operators and services to the form that HCCL reads.
+"""Convert rank tables in the forms of operators and services to the form that HCCL reads.
 
 `global-ranktable` wraps several lists of servers into `server_group_list`; a prefill/decode table lists devices
 flat in `prefill_device_list` and `decode_device_list`. HCCL reads neither. (A third operator only adds keys,

@@ -20,16 +20,8 @@ from pathlib import Path
 
 import clusterctl
 from clusterctl.errors import ClusterctlError, UsageError, did_you_mean
-from clusterctl.sandbox import (
-    devices as sandbox_devices,
-)
-from clusterctl.sandbox import (
-    folders,
-    namespaces,
-    process,
-    slurm,
-    sshd,
-)
+from clusterctl.sandbox import devices as sandbox_devices
+from clusterctl.sandbox import folders, namespaces, process, queue, sshd
 from clusterctl.sandbox.layout import (
     MAX_NODES,
     MAX_ON_LOOPBACK,
@@ -161,20 +153,20 @@ def up(
     devices: int = 2,
     mode: str = "auto",
     python: str = sys.executable,
-    with_slurm: bool = False,
+    with_queue: bool = False,
     isolated: bool = False,
 ) -> Sandbox:
     """Start a sandbox in a folder and return it; after any failure nothing of it is left."""
     layout = Layout(_checked_directory(directory))
-    if with_slurm:
-        slurm.check(layout)
-    chosen = choose_mode(mode, with_slurm, isolated)
+    if with_queue:
+        queue.check(layout)
+    chosen = choose_mode(mode, with_queue, isolated)
     _check_counts(nodes, devices, chosen)
     user = pwd.getpwuid(os.getuid()).pw_name
     with process.one_interrupt(), folders.own_folder(layout) as made, folders.locked(layout):
         _refuse_second(layout)
         planned = _plan_nodes(layout, chosen, nodes)
-        state = State(chosen, devices, python, user, made, planned, slurm=with_slurm, isolated=isolated)
+        state = State(chosen, devices, python, user, made, planned, queue=with_queue, isolated=isolated)
         try:
             return Sandbox(layout, _build(layout, state))
         except BaseException:
@@ -214,24 +206,24 @@ def running(directory: Path) -> int:
 
 
 def foresee(
-    directory: Path, nodes: int, devices: int, mode: str, with_slurm: bool = False, isolated: bool = False
+    directory: Path, nodes: int, devices: int, mode: str, with_queue: bool = False, isolated: bool = False
 ) -> dict[str, object]:
     """Return what `up` would make, after the same checks; make nothing."""
     layout = Layout(_checked_directory(directory))
-    if with_slurm:
-        slurm.check(layout)
-    chosen = choose_mode(mode, with_slurm, isolated)
+    if with_queue:
+        queue.check(layout)
+    chosen = choose_mode(mode, with_queue, isolated)
     _check_counts(nodes, devices, chosen)
     _refuse_second(layout)
     planned = [{"name": node.name, "address": node.address} for node in _plan_nodes(layout, chosen, nodes)]
     return {"directory": str(layout.directory), "mode": chosen, "devices": devices, "nodes": planned}
 
 
-def choose_mode(mode: str, with_slurm: bool = False, isolated: bool = False) -> str:
+def choose_mode(mode: str, with_queue: bool = False, isolated: bool = False) -> str:
     """Return the mode that `auto` stands for, or `mode` itself; refuse one that this machine does not support.
 
-    With a Slurm, `auto` prefers nodes with host names and addresses of their own. Isolated nodes need mounts of their
-    own.
+    With a batch system, `auto` prefers nodes with host names and addresses of their own. Isolated nodes need
+    mounts of their own.
     """
     if isolated and mode in ("loopback", "embedded"):
         raise UsageError(
@@ -244,7 +236,7 @@ def choose_mode(mode: str, with_slurm: bool = False, isolated: bool = False) -> 
             f"--mode: unknown mode {mode!r}", did_you_mean(mode, known) or f"use one of {', '.join(known)}"
         )
     locked = sshd.why_not_root()
-    if mode == "auto" and with_slurm and not namespaces.why_not():
+    if mode == "auto" and with_queue and not namespaces.why_not():
         return "namespaces"
     if mode == "auto":
         return "loopback" if sshd.find_sshd() and not locked else "embedded"
@@ -331,8 +323,8 @@ def _build(layout: Layout, state: State) -> State:
     state = _start(layout, state)
     state.save(layout)
     write_inventory(layout, state, host_keys)
-    if state.slurm:
-        slurm.start(layout, state)
+    if state.queue:
+        queue.start(layout, state)
     state = replace(state, complete=True)
     state.save(layout)
     return state

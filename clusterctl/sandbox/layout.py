@@ -112,8 +112,8 @@ class State:
     nodes: tuple[SandboxNode, ...]
     # Whether `up` has finished.
     complete: bool = False
-    # Whether a Slurm manages the nodes.
-    slurm: bool = False
+    # Whether a batch system manages the nodes.
+    queue: bool = False
     # Whether the home folders have a path that the machine does not have.
     isolated: bool = False
 

@@ -90,8 +90,9 @@ def own(default: Any = MISSING, **more: Any) -> Any:
 
 
 def keys_of(kind: Any) -> list[Any]:
-    """Return the fields of a dataclass that people write."""
-    return [item for item in fields(kind) if not item.metadata.get("own")]
+    """Return the fields of a dataclass that people write; those that only a keyword sets come last."""
+    written = [item for item in fields(kind) if not item.metadata.get("own")]
+    return sorted(written, key=lambda item: item.kw_only)
 
 
 def rule_of(item: Any) -> Rule:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from clusterctl.sandbox import demo, namespaces, slurm
+from clusterctl.sandbox import demo, namespaces, queue
 from tests.support.slurm_login import LIMITED, Login, login_of
 
-MISSING = slurm.why_not() or namespaces.why_not()
+MISSING = queue.why_not() or namespaces.why_not()
 WHY_NOT = MISSING or ("" if os.environ.get("SLURM_DRILLS") else "set SLURM_DRILLS=1 (four minutes)")
 pytestmark = [
     pytest.mark.live,
@@ -160,7 +160,7 @@ for together in (nodes, ()):
 @pytest.mark.skipif(not shutil.which("iptables"), reason="iptables is not installed")
 @pytest.mark.parametrize("way", ["DROP", "REJECT"])
 def test_nodes_behind_a_firewall_are_reached_by_the_streams_of_srun(login: Login, way: str) -> None:
-    config = slurm.config_file(login.made.layout)
+    config = queue.config_file(login.made.layout)
     text = config.read_text()
     config.write_text(f"{text}SrunPortRange=61001-63000\n")
     port = next(line.partition("=")[2] for line in text.splitlines() if line.startswith("SlurmctldPort="))

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.sandbox import cluster, namespaces, slurm
+from clusterctl.sandbox import cluster, namespaces, queue
 from tests.support.slurm_login import Login, login_of
 
-WHY_NOT = slurm.why_not()
+WHY_NOT = queue.why_not()
 pytestmark = [pytest.mark.live, pytest.mark.skipif(bool(WHY_NOT), reason=f"Slurm: {WHY_NOT}")]
 # Without namespaces all nodes are this machine, which SSH and Slurm cannot tell apart.
 APART = pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.why_not())
@@ -33,9 +33,9 @@ def test_slurm_runs_tasks_on_the_nodes_and_hands_out_their_devices(login: Login)
 
 
 def test_down_ends_every_daemon_of_slurm(tmp_path: Path) -> None:
-    box = cluster.up(tmp_path / "box", nodes=1, devices=1, mode="embedded", with_slurm=True)
+    box = cluster.up(tmp_path / "box", nodes=1, devices=1, mode="embedded", with_queue=True)
     records = [path.stem for path in box.layout.processes.glob("*.json")]
-    assert {slurm.MUNGED, slurm.CONTROLLER, "slurmd-node1"} <= set(records)
+    assert {queue.MUNGED, queue.CONTROLLER, "slurmd-node1"} <= set(records)
     box.down()
     assert cluster.running(tmp_path / "box") == 0
     assert not (tmp_path / "box").exists()

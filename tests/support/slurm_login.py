@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.sandbox import cluster, slurm
+from clusterctl.sandbox import cluster, queue
 from clusterctl.sandbox.layout import Layout
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ class Login:
     def __call__(self, *words: str, timeout: float = 100, **env: str) -> subprocess.CompletedProcess[str]:
         """Run a command."""
         return subprocess.run(
-            [str(slurm.login_script(self.made.layout)), *words],
+            [str(queue.login_script(self.made.layout)), *words],
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -132,12 +132,12 @@ def login_of(folder: Path, nodes: int, config: Sequence[str] = ()) -> Iterator[L
     `config` replaces lines of slurm.conf.
     """
     keys = tuple(f"{line.partition('=')[0]}=" for line in config)
-    lines = (*(line for line in slurm.FIXED if not line.startswith(keys)), *config)
+    lines = (*(line for line in queue.FIXED if not line.startswith(keys)), *config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slurm, "FIXED", lines)
+        patch.setattr(queue, "FIXED", lines)
         if config:
-            patch.setattr(slurm, "_start_munged", _with_cgroups(slurm._start_munged))
-        made = cluster.up(folder, nodes=nodes, devices=8, with_slurm=True)
+            patch.setattr(queue, "_start_munged", _with_cgroups(queue._start_munged))
+        made = cluster.up(folder, nodes=nodes, devices=8, with_queue=True)
     try:
         yield Login(made)
     finally:
@@ -148,7 +148,7 @@ def _with_cgroups(start: Callable[[Layout], None]) -> Callable[[Layout], None]:
     """Return the first step of Slurm's start that also writes cgroup.conf next to slurm.conf."""
 
     def started(layout: Layout) -> None:
-        (slurm.folder(layout) / "cgroup.conf").write_text(CGROUPS)
+        (queue.folder(layout) / "cgroup.conf").write_text(CGROUPS)
         start(layout)
 
     return started

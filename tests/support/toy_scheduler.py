@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from clusterctl.backends import backend as backends
 from clusterctl.backends.queue import Entry, Queue, imagined_nodes
 from clusterctl.inventory.cluster import Cluster, Node
-from clusterctl.jobs.parts.queue import QueueOptions
+from clusterctl.jobs.parts.platforms import QueueOptions
 from clusterctl.jobs.run_folder import RunDir
 
 # The folder with a file for each job that has ended: its exit code.

@@ -11,7 +11,7 @@ from clusterctl.backends.queue import Entry
 from clusterctl.backends.steps import Starter
 from clusterctl.environment import environment
 from clusterctl.errors import UsageError, WorkFailed
-from clusterctl.jobs.parts.hosts import LsfOptions
+from clusterctl.jobs.parts.platforms import LsfOptions
 
 if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir

@@ -9,7 +9,7 @@ from typing import ClassVar
 from clusterctl.backends.hosts import HostsQueue, chosen, clock, job_name, lines_of
 from clusterctl.backends.queue import Entry
 from clusterctl.errors import UsageError, WorkFailed
-from clusterctl.jobs.parts.hosts import PbsOptions
+from clusterctl.jobs.parts.platforms import PbsOptions
 
 # From this exit status on, a signal ended the batch file: 256 and its number.
 SIGNALLED = 256

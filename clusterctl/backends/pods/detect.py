@@ -1,7 +1,7 @@
 """Detect the platform that started this process: which node this is, which others there are, and their devices.
 
-`PLATFORMS` is the one table of what each platform sets. A pod or container then starts only its own ranks: the platform
-has started one process on each node, and SSH is not needed.
+`PLATFORMS` is the one table of what each platform sets; a batch system has a row of its own. A pod or container then
+starts only its own ranks: the platform has started one process on each node, and SSH is not needed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
+from clusterctl.backends.backend import Platform, around
 from clusterctl.environment import environment
 from clusterctl.errors import Fault, InputFaults
 from clusterctl.inventory.cluster import HOST, KINDS, MAX_DEVICES, MAX_NODES, Cluster, Node
@@ -24,48 +25,19 @@ DEFAULT_PORT = 29500
 DEVICE_FILES = {"npu": re.compile(r"davinci[0-9]+\Z"), "cuda": re.compile(r"nvidia[0-9]+\Z")}
 
 
-@dataclass(frozen=True)
-class Platform:
-    """One row of the table: the variables of a platform. Of several names, the first that is set counts."""
-
-    name: str
-    title: str
-    marks: tuple[str, ...]
-    """This is the platform if all of them are set."""
-    index: tuple[str, ...]
-    """The index of this node."""
-    count: tuple[str, ...] = ()
-    """The number of nodes; without it, the number of peers."""
-    peers: tuple[str, ...] = ()
-    """The addresses of all nodes in order, separated by commas; `*` stands for any text in a name."""
-    master: tuple[str, ...] = ()
-    """The address of node 0; without it, the first peer."""
-    port: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ()
-    """The number of devices on each node."""
-    local_size: str = ""
-    """How many processes the platform started on this node: more than one are ranks already."""
-    starts_ranks: bool = False
-    """Whether each process of this platform is a rank already."""
-    reaches_others: bool = False
-    """Whether one process reaches the other nodes, so that it starts their ranks too."""
-    folds: bool = False
-    """Whether the peers are a node list with ranges."""
-
-
 _OURS = contract.POD_PLATFORM
 _COUNT, _DEVICES, _PEERS = (contract.POD_COUNT,), (contract.POD_DEVICES,), (contract.POD_PEERS,)
-# The first row whose marks are set is the platform. Variables of our own manifests come first in each row.
-PLATFORMS = (
+# Starters of processes, which a batch system or a platform may have started.
+STARTERS = (
     Platform("torchrun", "a rank of torchrun", ("TORCHELASTIC_RUN_ID", "LOCAL_RANK"), ("GROUP_RANK",),
              count=("GROUP_WORLD_SIZE",), master=("MASTER_ADDR",), port=("MASTER_PORT",),
              devices=("LOCAL_WORLD_SIZE",), starts_ranks=True),
     Platform("openmpi", "Open MPI", ("OMPI_COMM_WORLD_SIZE",), ("OMPI_COMM_WORLD_RANK",),
              count=("OMPI_COMM_WORLD_SIZE",), master=("MASTER_ADDR",), port=("MASTER_PORT",),
              devices=_DEVICES, local_size="OMPI_COMM_WORLD_LOCAL_SIZE"),
-    Platform("slurm", "Slurm", ("SLURM_JOB_ID",), ("SLURM_NODEID",), count=("SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
-             peers=("SLURM_JOB_NODELIST", "SLURM_NODELIST"), devices=("SLURM_GPUS_ON_NODE",), reaches_others=True,
-             folds=True),
+)  # fmt: skip
+# The first row whose marks are set is the platform. Variables of our own manifests come first in each row.
+PLATFORMS = (
     Platform("modelarts", "ModelArts", ("MA_NUM_HOSTS",), ("VC_TASK_INDEX", "MA_TASK_INDEX"),
              count=("MA_NUM_HOSTS",), peers=("VC_WORKER_HOSTS",), devices=("MA_NUM_GPUS",)),
     Platform("volcengine", "volcengine", ("MLP_WORKER_NUM",), ("MLP_ROLE_INDEX",),
@@ -185,12 +157,15 @@ def surroundings() -> Surroundings:
 def platform_of(variables: Mapping[str, str]) -> Platform | None:
     """Return the row of the table that fits these variables; None outside of every platform."""
     named = variables.get(_OURS)
-    fitting = [row for row in PLATFORMS if all(variables.get(name) for name in row.marks)]
+    queue = around(variables)
+    own = queue.platform if queue else None
+    rows: list[Platform] = [*STARTERS, *([own] if own else []), *PLATFORMS]
+    fitting = [row for row in rows if all(variables.get(name) for name in row.marks)]
     if named:
         of_name = [row for row in fitting if row.name == named]
         if of_name:
             return of_name[0]
-        known = sorted({row.name for row in PLATFORMS})
+        known = sorted({row.name for row in rows})
         problem = f"is {named!r}, and the variables of that platform are not set"
         raise InputFaults([Fault(f"${_OURS}", problem, f"leave it out, or one of {', '.join(known)}")])
     return fitting[0] if fitting else None

@@ -11,7 +11,7 @@ from clusterctl.backends.pods.request import saved_name
 from clusterctl.document import Document
 from clusterctl.errors import InputFaults
 from clusterctl.jobs.job import Job
-from clusterctl.jobs.parts.pods import ModelArtsOptions
+from clusterctl.jobs.parts.platforms import ModelArtsOptions
 from clusterctl.wire import contract
 
 # The folder to which ModelArts copies the code.

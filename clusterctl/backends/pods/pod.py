@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.backends.backend import QUEUES
 from clusterctl.backends.pods import rank_table
 from clusterctl.backends.pods.detect import DEFAULT_PORT, Place, with_count
 from clusterctl.checkpoints.pod_uploads import bring_from_store
@@ -45,7 +46,10 @@ SAVED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Variables of the container that no rank gets: those of this shell, and options that torchrun reads from its
 # environment, which describe the platform's own ranks.
 NOT_PASSED = ("_", "PWD", "OLDPWD", "SHLVL", "RANK_TABLE_FILE", "TORCHELASTIC_RUN_ID")
-NOT_PASSED_PREFIXES = ("PET_", "CLUSTERCTL_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_")
+NOT_PASSED_PREFIXES = (
+    *("PET_", "CLUSTERCTL_", "OMPI_", "PMIX_", "PMI_", "PRTE_"),
+    *(known.prefix for known in QUEUES.values() if known.prefix),
+)
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl.backends.backend import QUEUES
+from clusterctl.backends.backend import PLATFORMS, QUEUES
 from clusterctl.document import Document
 from clusterctl.errors import Fault, InputFaults
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.job import Job
 from clusterctl.jobs.parts.own_table import file_of
-from clusterctl.jobs.parts.pods import LABEL, KubernetesOptions
+from clusterctl.jobs.parts.platforms import LABEL, KubernetesOptions
 from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.jobs.run_folder import new_run_id
 from clusterctl.transfer.manifest import make_manifest
@@ -32,7 +32,15 @@ MARGIN = 30
 JOB_FOLDER = "/etc/clusterctl"
 CODE_FOLDER = f"{JOB_FOLDER}/code"
 # Parts of a job that only its submission needs.
-LEFT_OUT = (*QUEUES, "kubernetes", "modelarts", "container", "nodes", "restart", "forward", "notify")
+LEFT_OUT = (
+    *QUEUES,
+    *(verb.part for verb in PLATFORMS.values()),
+    "container",
+    "nodes",
+    "restart",
+    "forward",
+    "notify",
+)
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,23 @@
-"""Submit a job as objects of Kubernetes, and record it as a run of this project."""
+"""Submit a job to a platform that starts its pods, and record it as a run of this project."""
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.backends.pods import pod_runs
+from clusterctl.backends.pods import modelarts, pod_runs
 from clusterctl.backends.pods import request as requests
 from clusterctl.backends.pods.kinds import manifests_of
+from clusterctl.errors import UsageError, did_you_mean
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs import job_check
 from clusterctl.jobs.parts.grace import upload_seconds, with_grace
-from clusterctl.jobs.parts.pods import KubernetesOptions
+from clusterctl.jobs.parts.platforms import KubernetesOptions, ModelArtsOptions
 from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.jobs.run_folder import RunDir, make_runs, new_run
 
@@ -23,44 +27,81 @@ if TYPE_CHECKING:
     from clusterctl.jobs.job import Job
 
 
-def request_of(
-    file: Path, kind: str, image: str, name: str, overrides: Sequence[str]
-) -> tuple[Job, PodRequest]:
-    """Return a job and the values for its manifests; raise InputFaults with all errors."""
-    loaded = jobs.load(file, overrides)
-    options = loaded.kubernetes or KubernetesOptions()
-    summary = job_check.check(requests.for_pods(loaded), requests.imagined(options))
-    upload = upload_seconds(summary, saving_of(loaded.train).to) if summary else 0.0
-    return loaded, requests.request_for(with_grace(loaded, summary), kind, image, name, upload)
+@dataclass(frozen=True)
+class PodsJob:
+    """A checked job, and the values for its manifests; nobody knows it until it is submitted."""
+
+    job: Job
+    request: PodRequest
+
+    @classmethod
+    def of(
+        cls, file: Path, overrides: Sequence[str] = (), *, kind: str = "job", image: str = "", name: str = ""
+    ) -> PodsJob:
+        """Check a job file for objects of a kind; raise InputFaults with all errors."""
+        if kind not in requests.KINDS:
+            near = did_you_mean(kind, requests.KINDS) or f"one of {', '.join(requests.KINDS)}"
+            raise UsageError(f"--kind {kind}: unknown", near)
+        job = jobs.load(file, overrides)
+        options = job.kubernetes or KubernetesOptions()
+        summary = job_check.check(requests.for_pods(job), requests.imagined(options))
+        upload = upload_seconds(summary, saving_of(job.train).to) if summary else 0.0
+        return cls(job, requests.request_for(with_grace(job, summary), kind, image, name, upload))
+
+    @cached_property
+    def api(self) -> JobApi:
+        """The job in the cluster that kubectl uses here."""
+        from clusterctl.backends.pods.kube_api import JobApi, connect
+
+        request = self.request
+        return JobApi(connect(), request.kind, request.options.namespace, request.name)
+
+    @property
+    def text(self) -> str:
+        """The manifests as one YAML file, for kubectl."""
+        import yaml
+
+        class Plain(yaml.SafeDumper):
+            """Writes multi-line texts as blocks, and no anchors."""
+
+            def ignore_aliases(self, data: object) -> bool:
+                return True
+
+        def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+            return dumper.represent_scalar("tag:yaml.org,2002:str", value, "|" if "\n" in value else None)
+
+        Plain.add_representer(str, text)
+        return yaml.dump_all(manifests_of(self.request), Dumper=Plain, sort_keys=False, allow_unicode=True)
+
+    def submit(self, runs: Path, note: Callable[[str], object] = lambda text: None) -> RunDir:
+        """Create the objects of the job, and record it as a run; return the run."""
+        if doubt := self.api.require_room(self.request):
+            note(f"note: {doubt}")
+        # The pods save under the name of the run, so that `checkpoint list` finds their checkpoints.
+        saved_as = self.request.saved_as
+        run = RunDir(make_runs(runs) / saved_as) if saved_as else new_run(self.job.name, runs)
+        pod_runs.write_submitted(run, self.job, self.request)
+        try:
+            for created in self.api.submit(self.request):
+                note(f"created {created}")
+        except BaseException:
+            # Nothing was submitted, so there is no run.
+            shutil.rmtree(run.root)
+            raise
+        return run
+
+    def follow(self) -> Iterator[str]:
+        """Yield changes of the pods and the output of the first one; raise RunFailed if the job fails."""
+        from clusterctl.backends.pods.kube_api import follow
+
+        return follow(self.api)
 
 
-def submitted(api: JobApi, job: Job, request: PodRequest, runs: Path, note: Callable[[str], object]) -> str:
-    """Create the objects of a job, and record it as a run of this project; return the run's name."""
-    # The pods save under the name of the run, so that `checkpoint list` finds their checkpoints.
-    run = RunDir(make_runs(runs) / request.saved_as) if request.saved_as else new_run(job.name, runs)
-    pod_runs.write_submitted(run, job, request)
-    try:
-        for created in api.submit(request):
-            note(f"created {created}")
-    except BaseException:
-        # Nothing was submitted, so there is no run.
-        shutil.rmtree(run.root)
-        raise
-    return run.run_id
-
-
-def yaml_of(request: PodRequest) -> str:
-    """Return the manifests of a job as one YAML file, for kubectl."""
-    import yaml
-
-    class Plain(yaml.SafeDumper):
-        """Writes multi-line texts as blocks, and no anchors."""
-
-        def ignore_aliases(self, data: object) -> bool:
-            return True
-
-    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, "|" if "\n" in value else None)
-
-    Plain.add_representer(str, text)
-    return yaml.dump_all(manifests_of(request), Dumper=Plain, sort_keys=False, allow_unicode=True)
+def request_text(file: Path, overrides: Sequence[str] = (), image: str = "") -> str:
+    """Return the request that starts a job at a service, to which clusterctl has no access."""
+    job = jobs.load(file, overrides)
+    body = modelarts.training_job(job, file, image)
+    wanted = job.modelarts or ModelArtsOptions()
+    pods = KubernetesOptions(nodes=wanted.nodes, devices=wanted.devices, kind="npu")
+    job_check.check(requests.for_pods(job), requests.imagined(pods))
+    return json.dumps(body, indent=2) + "\n"

@@ -13,7 +13,7 @@ from clusterctl.backends.queue import Entry
 from clusterctl.backends.steps import Starter
 from clusterctl.environment import environment
 from clusterctl.errors import UsageError, WorkFailed
-from clusterctl.jobs.parts.hosts import SgeOptions
+from clusterctl.jobs.parts.platforms import SgeOptions
 
 if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir

@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from clusterctl.backends.backend import job_of
+from clusterctl.backends.backend import Platform, job_of
 from clusterctl.backends.queue import Entry, Queue, imagined_nodes
 from clusterctl.backends.slurm import allocation, programs
 from clusterctl.backends.slurm.links import Srun
 from clusterctl.backends.steps import StepTransport
 from clusterctl.environment import environment
-from clusterctl.jobs.parts.slurm import SlurmOptions
+from clusterctl.jobs.parts.platforms import SlurmOptions
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster, Node
@@ -49,6 +49,17 @@ class Slurm(Queue):
     name = "slurm"
     part = SlurmOptions
     way = "srun"
+    platform = Platform(
+        "slurm",
+        "Slurm",
+        ("SLURM_JOB_ID",),
+        ("SLURM_NODEID",),
+        count=("SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
+        peers=("SLURM_JOB_NODELIST", "SLURM_NODELIST"),
+        devices=("SLURM_GPUS_ON_NODE",),
+        reaches_others=True,
+        folds=True,
+    )
     waiting = (
         "PENDING",
         "CONFIGURING",

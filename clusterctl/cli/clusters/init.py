@@ -12,7 +12,7 @@ import typer
 
 from clusterctl.cli import choices, options
 from clusterctl.cli.declared import flag, option
-from clusterctl.hostfile.formats import FILES
+from clusterctl.hostfile.node_lists import FILES
 
 if TYPE_CHECKING:
     from clusterctl.hostfile.detect import Source as NodeSource

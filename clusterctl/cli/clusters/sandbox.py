@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clusterctl.backends.backend import IN_SANDBOX, KNOWN
 from clusterctl.cli.declared import flag, option
 from clusterctl.cli.options import DryRun, Json
 from clusterctl.settings import SANDBOX
@@ -34,7 +35,10 @@ def up(
     directory: Directory = SANDBOX,
     python: str | None = option("Python of the nodes. Default: the current one.", metavar="FILE"),
     *,
-    with_slurm: bool = flag("Also start a Slurm that manages the nodes (packages slurm-wlm and munge)."),
+    with_queue: bool = flag(
+        f"Also start a {KNOWN[IN_SANDBOX].title} that manages the nodes. It must be installed here.",
+        f"--with-{IN_SANDBOX}",
+    ),
     isolated: bool = flag(
         "In mode namespaces: give the home folders a path that this machine does not have."
     ),
@@ -47,9 +51,9 @@ def up(
     from clusterctl.sandbox import cluster
 
     if dry_run:
-        screen.show_json(cluster.foresee(directory, nodes, devices, mode, with_slurm, isolated))
+        screen.show_json(cluster.foresee(directory, nodes, devices, mode, with_queue, isolated))
         return
-    made = cluster.up(directory, nodes, devices, mode, python or sys.executable, with_slurm, isolated)
+    made = cluster.up(directory, nodes, devices, mode, python or sys.executable, with_queue, isolated)
     try:
         found = made.status()
         if as_json:
@@ -145,13 +149,13 @@ def _table(states: list[NodeStatus]) -> Any:
 
 
 def _as_json(found: Sandbox, states: list[NodeStatus]) -> dict[str, object]:
-    from clusterctl.sandbox import slurm
+    from clusterctl.sandbox import queue
 
     return {
         "directory": str(found.directory),
         "mode": found.mode,
         "cluster_file": str(found.cluster_file),
-        "slurm_login": str(slurm.login_script(found.layout)) if found.state.slurm else None,
+        f"{IN_SANDBOX}_login": str(queue.login_script(found.layout)) if found.state.queue else None,
         "nodes": [asdict(node) for node in states],
     }
 
@@ -164,10 +168,10 @@ def _log_next_commands(made: Sandbox) -> None:
     file = made.cluster_file
     with_file = shlex.quote(str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file))
     option = "" if made.directory == (Path.cwd() / SANDBOX) else f" --dir {shlex.quote(str(made.directory))}"
-    login = f"{shlex.quote(str(made.directory / 'login'))} clusterctl submit slurm job.yaml"
+    login = f"{shlex.quote(str(made.directory / 'login'))} clusterctl submit {IN_SANDBOX} job.yaml"
     screen.log(f"mode {made.mode}; next:")
     for line in (
-        *[login] * made.state.slurm,
+        *[login] * made.state.queue,
         f"clusterctl nodes -c {with_file}",
         f"clusterctl exec -c {with_file} all -- hccn_tool -i 0 -ip -g",
         f"clusterctl ranktable build -c {with_file}",

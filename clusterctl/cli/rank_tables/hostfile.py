@@ -12,7 +12,8 @@ import typer
 from clusterctl.cli.choices import default_kind, require_kind
 from clusterctl.cli.declared import flag, option
 from clusterctl.cli.options import DryRun, Force, Json, NodeOptions, checked_by, with_devices
-from clusterctl.hostfile.formats import FILES, MAX_SLOTS, NAMES
+from clusterctl.hostfile.formats import MAX_SLOTS
+from clusterctl.hostfile.node_lists import FILES, NAMES
 
 if TYPE_CHECKING:
     from clusterctl.hostfile.convert import Loss

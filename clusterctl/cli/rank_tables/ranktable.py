@@ -21,7 +21,7 @@ from clusterctl.cli.options import (
     checked_by,
     one_of,
 )
-from clusterctl.hostfile.formats import NAMES
+from clusterctl.hostfile.node_lists import NAMES
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster

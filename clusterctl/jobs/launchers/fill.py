@@ -149,8 +149,8 @@ def _own_way(use: Use, name: str) -> Problem | None:
     rest = " ".join(use.words[_program(use) :]) or "PROGRAM"
     if use.launcher.name == "srun":
         return Problem(
-            f"{name} starts ranks through Slurm, and clusterctl starts them itself",
-            f"leave out srun: launch -- {rest}; Slurm's nodes are used inside an allocation, and by submit slurm",
+            f"{name} starts ranks through the batch system, and clusterctl starts them itself",
+            f"leave out srun: launch -- {rest}; nodes of a batch system are used inside an allocation, and by submit",
         )
     if use.launcher.instead:
         how = f"launch -- {use.launcher.instead} {rest}"

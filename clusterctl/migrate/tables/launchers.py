@@ -13,5 +13,5 @@ OPTIONS = """
 --log_dir --log-dir --redirects --tee | any | - | logs of every rank are in the run's folder
 --with-ssh | flag | - | pdsh is not needed: nodes are reached over SSH
 --bind_cores_to_rank --force_multi --no_python --no_local_rank --standalone --use_env | flag | - | set by the launcher
--n -np -N --ntasks --nodes --ntasks-per-node --gres --partition -p | any | - | `clusterctl submit slurm` and the job's slurm part
+-n -np -N --ntasks --nodes --ntasks-per-node --gres --partition -p | any | - | `clusterctl submit`, and the job's part for the batch system
 """

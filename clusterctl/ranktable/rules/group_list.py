@@ -1,7 +1,7 @@
 """The rules of the old form without a version: groups of instances, as laboratories and clouds write them.
 
 HCCL takes a table with `deploy_mode` for a laboratory's, with rank ids, and one without for a cloud's
-(`jobstart_hccl.json` of ModelArts), where it finds the rank of a process by the name of its pod.
+(`jobstart_hccl.json`), where it finds the rank of a process by the name of its pod.
 """
 
 from __future__ import annotations

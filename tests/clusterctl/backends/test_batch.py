@@ -9,7 +9,7 @@ import pytest
 from clusterctl.backends.slurm.backend import BACKEND as slurm
 from clusterctl.errors import InputFaults
 from clusterctl.jobs import job as jobs
-from clusterctl.jobs.parts.slurm import SlurmOptions
+from clusterctl.jobs.parts.platforms import SlurmOptions
 from clusterctl.jobs.run_folder import RunDir
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl import api as api_of_programs
 from clusterctl.backends.pods.kinds import KINDS
 from clusterctl.cli.main import run
 from tests.support.kube_server import TOKEN, Cluster, Stage, node, pod, serving
@@ -227,6 +228,17 @@ def test_a_submitted_job_is_a_run_with_state_logs_and_an_end(
     # The logs stay when the objects are gone.
     assert "deleted jobset gpt" in shown("stop", "last") and not api.objects
     assert "step 3" in shown("logs", "show", "last") and "failed" in shown("status")
+
+
+def test_a_program_submits_a_job_as_pods(api: Cluster) -> None:
+    run = api_of_programs.submit("job.yaml", "kubernetes", kind="jobset", name="other", image="train:2")
+    assert ("jobsets", "other") in api.objects and "train:2" in str(api.objects["jobsets", "other"])
+    assert (run.phase, api_of_programs.find_run(run.id).id) == ("pending", run.id)
+    run.stop()
+    assert run.phase == "stopped" and not api.objects
+    with pytest.raises(api_of_programs.UsageError, match="no batch system") as refused:
+        api_of_programs.submit("job.yaml", "kubernets")
+    assert refused.value.hint == "did you mean 'kubernetes'?"
 
 
 def test_a_run_in_pods_is_stopped_and_one_that_others_delete_is_noticed(

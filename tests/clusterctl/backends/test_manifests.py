@@ -15,7 +15,7 @@ from clusterctl.backends.pods.kinds import KINDS, manifests_of
 from clusterctl.backends.pods.request import PodRequest, request_for
 from clusterctl.errors import InputFaults
 from clusterctl.jobs import job as jobs
-from clusterctl.jobs.parts.pods import KubernetesOptions
+from clusterctl.jobs.parts.platforms import KubernetesOptions
 from clusterctl.wire import contract
 from tests.support import schemas
 

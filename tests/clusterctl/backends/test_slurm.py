@@ -16,8 +16,7 @@ from clusterctl.backends.slurm.backend import BACKEND as slurm
 from clusterctl.client.attempts import InJob
 from clusterctl.errors import InputFaults, UsageError, WorkFailed
 from clusterctl.jobs import job as jobs
-from clusterctl.jobs.parts.queue import minutes_of
-from clusterctl.jobs.parts.slurm import SlurmOptions
+from clusterctl.jobs.parts.platforms import SlurmOptions, minutes_of
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs import query, stop

@@ -12,10 +12,10 @@ import pytest
 
 from clusterctl.document import parse_document
 from clusterctl.errors import ClusterctlError, InputFaults, UsageError
-from clusterctl.migrate import commands, facts, families, model, read
+from clusterctl.migrate import commands, facts, families, manifest, model, read
 from clusterctl.migrate.commands import command_text
 from clusterctl.migrate.option import Option, options_by_name, plain, read_table
-from clusterctl.migrate.tables import deepspeed, manifest, mindformers, torchtitan
+from clusterctl.migrate.tables import deepspeed, mindformers, torchtitan
 from clusterctl.migrate.translate import translate
 from clusterctl.migrate.translation import Translation
 from clusterctl.migrate.write import job_text
@@ -324,7 +324,7 @@ def test_another_curriculum_is_not_mapped(tmp_path: Path, change: dict[str, Any]
 def test_every_fact_of_a_table_is_used() -> None:
     tables = {table for family in families.FAMILIES for table in family.tables}
     tables |= {mindformers.KEYS, deepspeed.KEYS, manifest.KEYS, torchtitan.KEYS, *families.LAUNCHER.tables}
-    source = "".join(Path(module.__file__).read_text() for module in (facts, model, read, commands))
+    source = "".join(Path(module.__file__).read_text() for module in (facts, manifest, model, read, commands))
     aside = {"tokenizer_type", "load", "config", "command", "output"}
     for table in tables:
         for option in read_table(table):

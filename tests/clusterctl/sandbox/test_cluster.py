@@ -14,7 +14,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.inventory import cluster as inventory_cluster
 from clusterctl.sandbox import cluster as sandbox_cluster
-from clusterctl.sandbox import namespaces, slurm, sshd
+from clusterctl.sandbox import namespaces, queue, sshd
 from clusterctl.sandbox.layout import (
     Layout,
     State,
@@ -224,9 +224,9 @@ def test_the_login_of_slurm_leaves_the_options_of_a_command_to_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # `env` takes options as nsenter does.
-    monkeypatch.setattr(slurm, "_in_network", lambda layout, state, command: ["env", *command])
+    monkeypatch.setattr(queue, "_in_network", lambda layout, state, command: ["env", *command])
     made = Layout(tmp_path)
-    slurm._write_login(made, State("namespaces", 1, sys.executable, "root", True, ()))
-    script = str(slurm.login_script(made))
+    queue._write_login(made, State("namespaces", 1, sys.executable, "root", True, ()))
+    script = str(queue.login_script(made))
     assert subprocess.run([script, "sh", "-c", "exit 7"]).returncode == 7
     assert subprocess.run([script, "--version"], capture_output=True).returncode == 127
