@@ -27,6 +27,7 @@ from clusterctl.errors import (
 )
 from clusterctl.inventory import nodeset
 from clusterctl.inventory.cluster import Node
+from clusterctl.jobs.sweep import Variant
 from clusterctl.ranktable import api as ranktable
 from clusterctl.transport.completed import Completed
 from clusterctl.transport.fanout import Outcome
@@ -45,6 +46,7 @@ __all__ = [
     "Run",
     "RunFailed",
     "UsageError",
+    "Variant",
     "WorkFailed",
     "find_run",
     "list_runs",

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from clusterctl.client.handover import Report, report_nothing
+from clusterctl.client.node_choice import Choice
 from clusterctl.client.run import Run, runs_folder
 from clusterctl.client.session import Reach, Session
 from clusterctl.errors import UsageError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.finding import Finding
     from clusterctl.inventory import cluster as inventory
     from clusterctl.jobs.job import Job
+    from clusterctl.jobs.sweep import Variant
     from clusterctl.ranktable.api import RankTable
     from clusterctl.transfer.push import PushResult
     from clusterctl.transport.completed import Completed
@@ -181,8 +183,10 @@ class Cluster:
 
     def hostfile(self, form: str = "deepspeed") -> str:
         """Return the nodes as a hostfile in a form such as "deepspeed"."""
-        from clusterctl.hostfile import formats
+        from clusterctl.hostfile import detect, formats, node_lists
 
+        if form == node_lists.NODE_LISTS:
+            return node_lists.render(list(detect.entries_of(self._chosen)))
         return formats.render(self._chosen, form)
 
     # -- runs
@@ -219,6 +223,49 @@ class Cluster:
         if restarts is not None:
             made = replace(made, restart=replace(made.restart or Restart(), max=restarts))
         return self._start(made, checks, runs, report)
+
+    def sweep(
+        self,
+        job: str | Path,
+        values: Mapping[str, Sequence[object]],
+        *,
+        each: str | None = None,
+        overrides: Mapping[str, object] | None = None,
+        checks: bool = True,
+        runs: str | Path | None = None,
+    ) -> list[Variant]:
+        """Run a job file once for each combination of values, as `clusterctl launch --sweep` does; wait for all runs.
+
+        `values` has the values of each key. `each` ("nodes=N" or "devices=N") runs variants side by side. A variant
+        whose run fails has a `problem`; nothing is raised, and the others go on.
+        """
+        from clusterctl.client.attempts import Target
+        from clusterctl.client.sweep import QuietSweep, prepared
+        from clusterctl.jobs import job as jobs
+        from clusterctl.jobs import sweep as sweeps
+        from clusterctl.jobs.run_folder import make_runs, new_run_id
+
+        texts = [f"{key}={','.join(map(sweeps.text_of, several))}" for key, several in values.items()]
+        changed = tuple(f"{key}={value}" for key, value in (overrides or {}).items())
+        request = sweeps.SweepRequest(
+            job=str(Path(job).absolute()),
+            cluster=str(Path(self._chosen.source).absolute()),
+            nodes=self._selected,
+            settings=changed,
+            each=each,
+            no_checks=not checks,
+        )
+        record = sweeps.SweepRecord(request, sweeps.variants_of(texts))
+
+        def target_of(variant: Variant) -> Target:
+            made = jobs.load(Path(job), [*changed, *variant.settings])
+            return Target(made, *self._choice.of(made))
+
+        targets = prepared(record, target_of)
+        folder = make_runs(runs_folder(runs)) / new_run_id(f"{sweeps.PREFIX}{Path(job).stem}"[:40])
+        sweep = QuietSweep(folder, record, targets, self._session.reach)
+        sweep.run()
+        return list(sweep.record.variants)
 
     def start_function(
         self,
@@ -280,18 +327,21 @@ class Cluster:
         """Check, push and start a job; return its run, which a controller process supervises from then on."""
         from clusterctl.client import launcher
         from clusterctl.client.attempts import Launch, Target
-        from clusterctl.client.node_choice import Choice
 
-        # A selection replaces the job's own `nodes`.
-        nodes = ",".join(self.names) if self._whole else None
-        chosen, spares = Choice((self._whole or self._chosen).select, nodes, completed=self._completed).of(
-            job
-        )
-        launch = Launch.of(Target(job, chosen, spares), runs_folder(runs), checks=checks)
+        launch = Launch.of(Target(job, *self._choice.of(job)), runs_folder(runs), checks=checks)
         # The document only gives errors of the job file their place, and the job is checked.
         target = replace(launch.target, job=replace(launch.target.job, document=None))
         launcher.start(replace(launch, target=target), self._session.reach, report)
         return Run(launch.run, self._session.reach)
+
+    @property
+    def _selected(self) -> str | None:
+        """The nodes of a selection, which replaces the job's own `nodes`."""
+        return ",".join(self.names) if self._whole else None
+
+    @property
+    def _choice(self) -> Choice:
+        return Choice((self._whole or self._chosen).select, self._selected, completed=self._completed)
 
     def _completed(self, chosen: inventory.Cluster) -> inventory.Cluster:
         """Return nodes with the kinds and devices that they report, where the inventory does not name them."""

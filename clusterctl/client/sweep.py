@@ -6,17 +6,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
-from clusterctl.client.attempts import Target
+from clusterctl.client import launcher
+from clusterctl.client.attempts import Launch, Resume, Target
 from clusterctl.client.interrupt import InterruptGuard
 from clusterctl.client.run import Run
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, Fault, InputFaults
+from clusterctl.jobs import job_check
 from clusterctl.jobs.run_folder import RunDir, new_run
-from clusterctl.jobs.sweep import SweepRecord, places_of, write_sweep
+from clusterctl.jobs.sweep import SweepRecord, Variant, places_of, write_sweep
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
@@ -24,6 +26,25 @@ if TYPE_CHECKING:
 
 # Seconds between two checks of runs that are side by side, and until a run without a controller counts as lost.
 LOOK, ORPHANED = 0.3, 5.0
+
+
+def prepared(record: SweepRecord, target_of: Callable[[Variant], Target]) -> list[Target]:
+    """Return each variant's job and nodes, checked; raise InputFaults with the errors of all variants."""
+    targets: list[Target] = []
+    faults: list[Fault] = []
+    each = record.request.each
+    for number, variant in enumerate(record.variants, 1):
+        try:
+            target = target_of(variant)
+            job = replace(target.job, name=f"{target.job.name[:36]}-v{number}")
+            cluster, changed = places_of(target.nodes, job, each)[0] if each else (target.nodes, job)
+            job_check.check(changed, cluster)
+            targets.append(replace(target, job=job))
+        except InputFaults as error:
+            faults += error.faults
+    if faults:
+        raise InputFaults(list({str(fault): fault for fault in faults}.values()), "nothing was started")
+    return targets
 
 
 class Sweep(ABC):
@@ -43,8 +64,8 @@ class Sweep(ABC):
         """Do the same without following it."""
 
     @abstractmethod
-    def waiting(self) -> AbstractContextManager[Any]:
-        """Return what shows the runs that are side by side: `on` changes its text, and `paused` hides it."""
+    def waiting(self) -> AbstractContextManager[Display]:
+        """Return what shows the runs that are side by side."""
 
     def run(self) -> None:
         """Run the variants that have not finished."""
@@ -201,6 +222,47 @@ class Sweep(ABC):
                     pool.shutdown(wait=False)
             for number, run in running.items():
                 self._note(number, _phase(run, "stopped"))
+
+
+class Display(Protocol):
+    """Shows the runs that are side by side."""
+
+    def on(self, subject: str) -> None:
+        """Change the text."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Hide it within the block."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def on(self, subject: str) -> None:
+        pass
+
+    def paused(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class QuietSweep(Sweep):
+    """Starts each run as `Cluster.launch` and `resume` do, and shows nothing."""
+
+    def follow(self, target: Target, run: RunDir) -> None:
+        if not run.is_watched():
+            self.start(target, run)
+        Run(run, self.reach).wait()
+
+    def start(self, target: Target, run: RunDir) -> None:
+        if run.record.exists():
+            again = Resume.of(run)
+            again.check()
+            launcher.start(again, self.reach)
+        else:
+            checks = not self.record.request.no_checks
+            launcher.start(Launch.of(target, run.root.parent, checks=checks, run=run), self.reach)
+
+    def waiting(self) -> AbstractContextManager[Display]:
+        return nullcontext(Silent())
 
 
 def _first_line(problem: str) -> str:

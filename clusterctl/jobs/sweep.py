@@ -112,6 +112,11 @@ def variants_of(texts: Sequence[str]) -> tuple[Variant, ...]:
     )
 
 
+def text_of(value: object) -> str:
+    """Return a value as `--sweep` takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def _values(text: str) -> list[str]:
     """Return the parts of a text between commas; those in brackets and quotes do not count."""
     parts, depth, quote = [""], 0, ""

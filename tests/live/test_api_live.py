@@ -42,6 +42,23 @@ def fail_on(rank: int) -> int:
 
 
 @pytest.mark.live
+@pytest.mark.parametrize("each", [None, "nodes=1"])
+def test_a_sweep_returns_its_variants_and_a_failure_does_not_end_it(
+    cluster: api.Cluster, tmp_path: Path, each: str | None
+) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("command: [sh, -c, 'exit $CODE']\nenv: {CODE: 0}\nnodes: node1\n")
+    chosen = cluster.select("node[1-2]") if each else cluster
+    variants = chosen.sweep(job, {"env.CODE": [0, 7, 256]}, each=each, overrides={"devices": "[0]"})
+    assert [variant.phase for variant in variants] == ["finished", "failed", "finished"]
+    assert "7" in variants[1].problem and variants[0].settings == ("env.CODE=0",)
+    assert {api.find_run(variant.run).phase for variant in variants} == {"finished", "failed"}
+    with pytest.raises(api.InputFaults, match="no device") as refused:
+        cluster.sweep(job, {"env.CODE": [0], "devices": [[8], [9]]})
+    assert len(refused.value.faults) == 2
+
+
+@pytest.mark.live
 @pytest.mark.timeout(300)
 def test_the_examples_of_the_page_run_as_they_stand(tmp_path: Path, cluster_file: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
@@ -200,6 +217,7 @@ def test_checks_and_hostfiles_are_those_of_the_command_line(cluster: api.Cluster
     findings = cluster.check()
     assert {finding.where for finding in findings} >= {"node1", "node2"}
     assert not [finding for finding in findings if finding.level == "bad"]
+    assert cluster.hostfile("slurm").startswith("SLURM_JOB_NODELIST=")
     lines = cluster.select("node2").hostfile("openmpi").splitlines()
     assert len(lines) == 1 and lines[0].endswith("slots=2")
     table = cluster.rank_table(devices=[1])

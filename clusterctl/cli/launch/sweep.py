@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,8 @@ from clusterctl.cli.launch.job_request import JobRequest
 from clusterctl.cli.launch.options import JobChanges
 from clusterctl.cli.views.waiting import Waiting
 from clusterctl.client.attempts import Launch, Target
-from clusterctl.client.sweep import Sweep
-from clusterctl.errors import Fault, InputFaults, RunFailed, UsageError
+from clusterctl.client.sweep import Sweep, prepared
+from clusterctl.errors import RunFailed, UsageError
 from clusterctl.jobs.run_folder import make_runs, new_run_id
 from clusterctl.jobs.sweep import (
     EXAMPLE,
@@ -28,8 +27,6 @@ from clusterctl.jobs.sweep import (
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Cluster
-    from clusterctl.jobs.job import Job
     from clusterctl.jobs.run_folder import RunDir
 
 
@@ -56,12 +53,12 @@ def launch_sweep(
         changes.restarts, changes.hang_after, changes.share, changes.notify, no_checks,
     )  # fmt: skip
     record = SweepRecord(recorded, variants_of(texts))
-    prepared = _prepare(record, asks=not dry_run)
+    targets = _prepare(record, asks=not dry_run)
     if dry_run:
-        _foresee(record, prepared, as_json)
+        _foresee(record, targets, as_json)
         return
-    name = new_run_id(f"{PREFIX}{prepared[0].job.name.removesuffix('-v1')}"[:40])
-    _Shown(make_runs(options.runs_folder()) / name, record, prepared, as_json).run()
+    name = new_run_id(f"{PREFIX}{targets[0].job.name.removesuffix('-v1')}"[:40])
+    _Shown(make_runs(options.runs_folder()) / name, record, targets, as_json).run()
 
 
 def resume_sweep(name: str, *, as_json: bool) -> None:
@@ -75,9 +72,8 @@ def _prepare(record: SweepRecord, *, asks: bool) -> list[Target]:
     """Return each variant's job and nodes; raise InputFaults with the errors of all variants."""
     recorded = record.request
     changes = JobChanges(recorded.restarts, recorded.hang_after, recorded.share, recorded.notify)
-    prepared: list[Target] = []
-    faults: list[Fault] = []
-    for number, variant in enumerate(record.variants, 1):
+
+    def target_of(variant: Variant) -> Target:
         request = JobRequest(
             cluster=Path(recorded.cluster) if recorded.cluster else None,
             nodes=recorded.nodes,
@@ -88,33 +84,18 @@ def _prepare(record: SweepRecord, *, asks: bool) -> list[Target]:
             devices=recorded.devices,
         )
         choice = request.choice(asks=asks)
-        try:
-            job = changes.made_in(request.job(choice))
-            cluster, spares = choice.of(job)
-            job = replace(job, name=f"{job.name[:36]}-v{number}")
-            _check(job, cluster, recorded.each)
-            prepared.append(Target(job, cluster, spares))
-        except InputFaults as error:
-            faults += error.faults
-    if faults:
-        unique = {str(fault): fault for fault in faults}
-        raise InputFaults(list(unique.values()), "nothing was started")
-    return prepared
+        job = changes.made_in(request.job(choice))
+        return Target(job, *choice.of(job))
+
+    return prepared(record, target_of)
 
 
-def _check(job: Job, cluster: Cluster, each: str | None) -> None:
-    from clusterctl.jobs import job_check
-
-    chosen, changed = places_of(cluster, job, each)[0] if each else (cluster, job)
-    job_check.check(changed, chosen)
-
-
-def _foresee(record: SweepRecord, prepared: Sequence[Target], as_json: bool) -> None:
-    rows = list(zip(record.variants, prepared, strict=True))
+def _foresee(record: SweepRecord, targets: Sequence[Target], as_json: bool) -> None:
+    rows = list(zip(record.variants, targets, strict=True))
     if as_json:
         screen.show_json([{"variant": variant.label, "nodes": entry.nodes.names} for variant, entry in rows])
         return
-    first = prepared[0]
+    first = targets[0]
     each = record.request.each
     at_once = len(places_of(first.nodes, first.job, each)) if each else 1
     screen.write(f"{plural(len(rows), 'variant')}, {at_once} at a time\n")
@@ -125,8 +106,8 @@ def _foresee(record: SweepRecord, prepared: Sequence[Target], as_json: bool) -> 
 class _Shown(Sweep):
     """Starts and follows each run as `launch`, `resume` and `attach` do."""
 
-    def __init__(self, folder: Path, record: SweepRecord, prepared: Sequence[Target], as_json: bool) -> None:
-        super().__init__(folder, record, prepared, choices.reach())
+    def __init__(self, folder: Path, record: SweepRecord, targets: Sequence[Target], as_json: bool) -> None:
+        super().__init__(folder, record, targets, choices.reach())
         self.as_json, self.say, self.report = as_json, screen.log, screen.report_error
 
     def follow(self, target: Target, run: RunDir) -> None:
