@@ -16,23 +16,20 @@ import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.backends.backend import Ending, job_of
 from clusterctl.backends.queue import Queue, Submission, imagined_nodes
-from clusterctl.backends.steps import StepTransport
+from clusterctl.backends.steps import Starter, StepTransport
 from clusterctl.environment import environment
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.parts.platforms import HostOptions, minutes_of
 from clusterctl.jobs.phase import Phase
+from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs.stop import request_stop
+from clusterctl.transport.fanout import Transport
 from clusterctl.wire import contract
-
-if TYPE_CHECKING:
-    from clusterctl.backends.steps import Starter
-    from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.transport.fanout import Transport
 
 # Seconds for an answer of a batch system, which may be busy.
 ANSWER_LIMIT = 60.0

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from clusterctl.backends.backend import Backend, Ending
 from clusterctl.errors import ClusterctlError, UsageError
@@ -21,12 +21,10 @@ from clusterctl.jobs.job import Job, devices_on
 from clusterctl.jobs.parts.platforms import QueueOptions
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT, RunRecord
+from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs.state import RunState, read_state, write_state
 from clusterctl.text import escape_controls
 from clusterctl.wire.typed_json import BadValue, decode, encode
-
-if TYPE_CHECKING:
-    from clusterctl.jobs.run_folder import RunDir
 
 # Seconds in which a batch system puts a job back into its queue.
 SETTLE = 1.0

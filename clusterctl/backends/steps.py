@@ -18,19 +18,17 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from clusterctl.backends.backend import job_of
 from clusterctl.errors import LinkLost, Unreachable
+from clusterctl.inventory.cluster import Node
 from clusterctl.transport import dial
 from clusterctl.transport.agent_code import agent_argv, first_length
 from clusterctl.transport.connection import Connection, LinkConnection
 from clusterctl.transport.link import Link
 from clusterctl.transport.local import ChildStream
 from clusterctl.transport.pipe import LAST_WORDS, START_LIMIT, StreamPipe, last_line
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
 
 # Seconds for a task that has connected to introduce itself.
 INTRODUCTION = 5.0

@@ -7,14 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from clusterctl.checkpoints.holder import Entry, Holder, Listing
 from clusterctl.errors import UsageError
 from clusterctl.inventory import nodeset
-
-if TYPE_CHECKING:
-    from clusterctl.wire.saved import Manifest
+from clusterctl.wire.saved import Manifest
 
 
 class Health(str, Enum):

@@ -5,21 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from clusterctl.checkpoints.checkpoint import Checkpoint
 from clusterctl.checkpoints.find import folder_on, of_nodes
 from clusterctl.checkpoints.moves import copies_wanted, move_all
 from clusterctl.errors import ClusterctlError
+from clusterctl.inventory.cluster import Node
 from clusterctl.jobs.parts.saving import saving_of
+from clusterctl.jobs.record import RunRecord
+from clusterctl.jobs.run_folder import RunDir
 from clusterctl.text import size
-from clusterctl.transport.fanout import raise_failures
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.jobs.record import RunRecord
-    from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.transport.fanout import Connections
+from clusterctl.transport.fanout import Connections, raise_failures
 
 # Seconds that the end of a run waits for the copies of its last checkpoint.
 LAST = 600.0

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.checkpoints.checkpoint import Checkpoint
 from clusterctl.checkpoints.holder import HERE, NodeHolder
 from clusterctl.errors import UsageError, WorkFailed
+from clusterctl.inventory.cluster import Node
 from clusterctl.inventory.setup import rank_python, request_for
 from clusterctl.jobs.ask_trainer import ask_trainer
 from clusterctl.transport.fanout import on_each, values
@@ -22,9 +22,6 @@ from clusterctl.wire.requests import DiffQuestion
 from clusterctl.wire.results import Difference
 from clusterctl.wire.saved import OLD_FORMAT, PARTS, Damaged, Manifest, boxes_of
 from clusterctl.wire.typed_json import BadValue, decode, encode, parse
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
 
 Pair = tuple[str, str]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.checkpoints.checkpoint import (
     Checkpoint,
@@ -18,16 +17,13 @@ from clusterctl.checkpoints.checkpoint import (
 from clusterctl.checkpoints.holder import Holder, Listing, NodeHolder, ThisMachine
 from clusterctl.errors import UsageError
 from clusterctl.inventory import nodeset
+from clusterctl.inventory.cluster import Node
 from clusterctl.jobs.parts.saving import saving_of
+from clusterctl.jobs.record import RunRecord
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
-from clusterctl.transport.fanout import within
+from clusterctl.transport.connection import Connection
+from clusterctl.transport.fanout import Connections, within
 from clusterctl.wire.saved import LATEST, MANIFEST
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.jobs.record import RunRecord
-    from clusterctl.transport.connection import Connection
-    from clusterctl.transport.fanout import Connections
 
 
 def of_folder(path: Path) -> CheckpointList:

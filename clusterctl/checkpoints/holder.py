@@ -9,21 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from clusterctl.agent.files import checkpoints as on_disk
 from clusterctl.agent.request import Refused
 from clusterctl.errors import LinkLost, UsageError, WorkFailed
 from clusterctl.inventory.cluster import Node
 from clusterctl.transfer.pull import pull_tree
-from clusterctl.transport.connection import read_answer
+from clusterctl.transfer.push import Progress
+from clusterctl.transport.connection import Connection, read_answer
 from clusterctl.wire import saved
 from clusterctl.wire.saved import Manifest
 from clusterctl.wire.typed_json import decode
-
-if TYPE_CHECKING:
-    from clusterctl.transfer.push import Progress
-    from clusterctl.transport.connection import Connection
 
 Report = Callable[[int], None]
 """Called with the number of bytes that were read since the last call."""

@@ -7,17 +7,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointCopy
 from clusterctl.checkpoints.holder import NodeHolder
+from clusterctl.inventory.cluster import Node
 from clusterctl.transfer.between import End, copy_between
-from clusterctl.transport.fanout import Outcome, on_each
+from clusterctl.transport.fanout import Connections, Outcome, on_each
 from clusterctl.wire.saved import MANIFEST, UNFINISHED
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.fanout import Connections
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ sent, and the pod of node 0 writes the list of the complete checkpoint when the 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from clusterctl.checkpoints.checkpoint import Checkpoint
 from clusterctl.checkpoints.copies import folders_in
@@ -15,17 +14,14 @@ from clusterctl.checkpoints.find import of_nodes
 from clusterctl.checkpoints.stored import access_of, fetch_checkpoint, newest_stored
 from clusterctl.checkpoints.uploads import Uploader
 from clusterctl.errors import WorkFailed
-from clusterctl.jobs.run_folder import NodeFiles
+from clusterctl.inventory.cluster import Node
+from clusterctl.jobs.plan import Plan
+from clusterctl.jobs.record import RunRecord
+from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.storage.client import FileList, on_node, read_list
 from clusterctl.storage.credentials import Access
 from clusterctl.text import plural, size
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.jobs.plan import Plan
-    from clusterctl.jobs.record import RunRecord
-    from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.transport.fanout import Connections
+from clusterctl.transport.fanout import Connections
 
 # Seconds between two searches for a new checkpoint. Only the pod of rank 0 receives a message about one.
 EVERY = 5.0

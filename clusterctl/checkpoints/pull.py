@@ -7,17 +7,14 @@ import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.agent.files import checkpoints as on_disk
 from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointCopy, Health
 from clusterctl.checkpoints.holder import ThisMachine
 from clusterctl.errors import UsageError, WorkFailed
+from clusterctl.transfer.push import Progress
 from clusterctl.transport.fanout import on_each, raise_failures
 from clusterctl.wire.saved import MANIFEST, Manifest
-
-if TYPE_CHECKING:
-    from clusterctl.transfer.push import Progress
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,18 @@ Nodes that joined the run get the files of their ranks. A copy on this machine i
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointList
 from clusterctl.checkpoints.find import folder_on, folders_of, of_nodes, shared_folder, with_copies_here
 from clusterctl.checkpoints.moves import Move, move_all, rank_of
 from clusterctl.checkpoints.stored import access_of, fetch_checkpoint, newest_stored
 from clusterctl.errors import WorkFailed
+from clusterctl.inventory.cluster import Node
 from clusterctl.inventory.nodeset import fold
+from clusterctl.jobs.plan import Plan
+from clusterctl.jobs.run_folder import RunDir
 from clusterctl.text import plural, size
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.jobs.plan import Plan
-    from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.transport.fanout import Connections
+from clusterctl.transport.fanout import Connections
 
 # Seconds in which a node must answer: connecting to a dead one takes longer.
 PATIENCE = 5.0

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.errors import WorkFailed
+from clusterctl.inventory.cluster import Node
 from clusterctl.inventory.nodeset import fold
-from clusterctl.transport.fanout import on_all
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.fanout import Connections
+from clusterctl.transport.fanout import Connections, on_all
 
 # Seconds in which a file that one node writes must be visible on the others: network disks cache that a file was
 # missing.

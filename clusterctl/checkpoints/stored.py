@@ -5,26 +5,22 @@ from __future__ import annotations
 import hashlib
 import posixpath
 import time
-from typing import TYPE_CHECKING
 
 from clusterctl.agent.files.checkpoints import step_of
 from clusterctl.checkpoints.holder import NodeHolder
 from clusterctl.checkpoints.moves import rank_of
 from clusterctl.errors import WorkFailed
+from clusterctl.inventory.cluster import Node
 from clusterctl.inventory.nodeset import fold
+from clusterctl.jobs.job import Job
 from clusterctl.jobs.parts.saving import saving_of
+from clusterctl.jobs.plan import Plan
 from clusterctl.storage.address import parse_address
 from clusterctl.storage.client import LIST, FileList, on_node, read_list
 from clusterctl.storage.credentials import Access, access_to
 from clusterctl.text import plural, size
-from clusterctl.transport.fanout import on_each, values
+from clusterctl.transport.fanout import Connections, on_each, values
 from clusterctl.wire.saved import MANIFEST, UNFINISHED
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.jobs.job import Job
-    from clusterctl.jobs.plan import Plan
-    from clusterctl.transport.fanout import Connections
 
 
 def access_of(job: Job, name: str) -> Access | None:

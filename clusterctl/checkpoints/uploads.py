@@ -11,21 +11,17 @@ import json
 import posixpath
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from clusterctl.checkpoints.checkpoint import Checkpoint, CheckpointCopy
 from clusterctl.checkpoints.copies import Copier, folders_in
 from clusterctl.errors import WorkFailed
+from clusterctl.inventory.cluster import Node
+from clusterctl.jobs.run_folder import RunDir
 from clusterctl.storage.client import LIST, FileList, StoredFile, on_node
 from clusterctl.storage.credentials import Access
 from clusterctl.text import size
-from clusterctl.transport.fanout import on_each, values
+from clusterctl.transport.fanout import Connections, on_each, values
 from clusterctl.wire.saved import LATEST, MANIFEST
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.transport.fanout import Connections
 
 # Seconds that the end of a run waits for its last checkpoint; a store that does not answer ends the wait earlier.
 LAST_UPLOAD = 86400.0

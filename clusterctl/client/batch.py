@@ -9,26 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.backends import backend as backends
 from clusterctl.backends.pods.submission import PodsJob
 from clusterctl.backends.queue import Queue, Submission, write_waiting
 from clusterctl.client.run import Run, runs_folder
 from clusterctl.errors import Fault, InputFaults, UsageError
+from clusterctl.inventory.cluster import Cluster
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs import job_check
+from clusterctl.jobs.job import Job
 from clusterctl.jobs.parts import notify
 from clusterctl.jobs.parts.grace import with_grace
 from clusterctl.jobs.parts.platforms import minutes_of
-from clusterctl.jobs.run_folder import new_run
-from clusterctl.wire.fields import closest_match
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Cluster
-    from clusterctl.jobs.job import Job
-    from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.wire.fields import Key
+from clusterctl.jobs.run_folder import RunDir, new_run
+from clusterctl.wire.fields import Key, closest_match
 
 # Seconds for a checkpoint before the time limit; the early signal may come this much earlier.
 GRAIN = 60

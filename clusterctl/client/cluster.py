@@ -6,26 +6,38 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from clusterctl.checks import doctor, kinds
+from clusterctl.client import function_run, launcher
+from clusterctl.client.attempts import Launch, Resume, Target
+from clusterctl.client.function_run import FunctionRun
 from clusterctl.client.handover import Report, report_nothing
 from clusterctl.client.node_choice import Choice
 from clusterctl.client.run import Run, runs_folder
 from clusterctl.client.session import Reach, Session
+from clusterctl.client.sweep import QuietSweep, prepared
 from clusterctl.errors import UsageError
+from clusterctl.exec.command import Command
+from clusterctl.finding import Finding
+from clusterctl.hostfile import detect, formats, node_lists
+from clusterctl.inventory import cluster as inventory
+from clusterctl.inventory import nodeset
 from clusterctl.inventory.cluster import Node
+from clusterctl.jobs import job as jobs
+from clusterctl.jobs import sweep as sweeps
+from clusterctl.jobs.job import Job
+from clusterctl.jobs.restarts import Restart
+from clusterctl.jobs.run_folder import RunDir, make_runs, new_run_id
+from clusterctl.jobs.sweep import Variant
+from clusterctl.ranktable.api import RankTable
+from clusterctl.ranktable.from_nodes import build_from_nodes
 from clusterctl.settings import load_settings
-
-if TYPE_CHECKING:
-    from clusterctl.client.function_run import FunctionRun
-    from clusterctl.finding import Finding
-    from clusterctl.inventory import cluster as inventory
-    from clusterctl.jobs.job import Job
-    from clusterctl.jobs.sweep import Variant
-    from clusterctl.ranktable.api import RankTable
-    from clusterctl.transfer.push import PushResult
-    from clusterctl.transport.completed import Completed
-    from clusterctl.transport.fanout import Outcome
+from clusterctl.transfer import pull, push
+from clusterctl.transfer.push import PushResult
+from clusterctl.transfer.relay import relay_for
+from clusterctl.transport.completed import Completed
+from clusterctl.transport.fanout import Outcome
 
 T = TypeVar("T")
 
@@ -59,8 +71,6 @@ class Cluster:
         Without `path` the settings name the file: $CLUSTERCTL_CLUSTER, clusterctl.yaml, else ./cluster.yaml.
         `kind` is the kind of devices that a hostfile's slots are: cpu, cuda or npu.
         """
-        from clusterctl.hostfile import detect
-
         settings = load_settings()
         chosen = detect.load(Path(path or settings.cluster), kind or settings.kind)
         reach = Reach(accept_new_host_keys, ssh, connect_timeout, fanout)
@@ -78,8 +88,6 @@ class Cluster:
         return len(self._chosen.nodes)
 
     def __repr__(self) -> str:
-        from clusterctl.inventory import nodeset
-
         return f"<Cluster {self._chosen.name}: {nodeset.fold(self.names)}>"
 
     def close(self) -> None:
@@ -115,8 +123,6 @@ class Cluster:
         The command is a list and passes through no shell. With `fill`, {node}, {n} and {address} in it are replaced
         by each node's own values. A node that cannot be reached is an outcome with an `error`; nothing is raised.
         """
-        from clusterctl.exec.command import Command
-
         if isinstance(command, str):
             raise UsageError(f"{command!r} is text, not a list", 'as in run(["uname", "-n"])')
         prepared = Command(tuple(command), literal=not fill, timeout=timeout)
@@ -136,9 +142,6 @@ class Cluster:
 
         Only missing data is sent. With `replace`, a folder that clusterctl did not create is overwritten.
         """
-        from clusterctl.transfer import push
-        from clusterctl.transfer.relay import relay_for
-
         source = Path(source)
         if source.is_file():
             content, destination = push.file_source(source, destination)
@@ -152,8 +155,6 @@ class Cluster:
 
     def pull(self, path: str, destination: str | Path) -> list[Outcome[PushResult]]:
         """Copy a folder or file of every node to DESTINATION/<node>/, verified; return one outcome per node."""
-        from clusterctl.transfer import pull
-
         folder = Path(destination)
         return self._session.connections().on_each(
             self.nodes,
@@ -162,8 +163,6 @@ class Cluster:
 
     def check(self) -> list[Finding]:
         """Run the checks of `clusterctl doctor` on the nodes; return every finding."""
-        from clusterctl.checks import doctor
-
         return doctor.nodes(self._chosen, self._session.connections())
 
     # -- rank tables and hostfiles
@@ -176,15 +175,11 @@ class Cluster:
         skip_incomplete: bool = False,
     ) -> RankTable:
         """Query every node for the addresses of its devices; return one rank table for all of them."""
-        from clusterctl.ranktable.from_nodes import build_from_nodes
-
         connections = self._session.connections()
         return build_from_nodes(self._chosen, connections, devices, hardware, skip_incomplete).table
 
     def hostfile(self, form: str = "deepspeed") -> str:
         """Return the nodes as a hostfile in a form such as "deepspeed"."""
-        from clusterctl.hostfile import detect, formats, node_lists
-
         if form == node_lists.NODE_LISTS:
             return node_lists.render(list(detect.entries_of(self._chosen)))
         return formats.render(self._chosen, form)
@@ -209,9 +204,6 @@ class Cluster:
         The run has a controller, a process of its own: it continues when this program ends. `overrides` changes keys
         of a job file ({"train.steps": 100}); `code` and `env` belong to a command.
         """
-        from clusterctl.jobs import job as jobs
-        from clusterctl.jobs.restarts import Restart
-
         if isinstance(job, (str, Path)):
             made = jobs.load(Path(job), [f"{key}={value}" for key, value in (overrides or {}).items()])
             jobs.refuse_secrets(env or {})
@@ -239,12 +231,6 @@ class Cluster:
         `values` has the values of each key. `each` ("nodes=N" or "devices=N") runs variants side by side. A variant
         whose run fails has a `problem`; nothing is raised, and the others go on.
         """
-        from clusterctl.client.attempts import Target
-        from clusterctl.client.sweep import QuietSweep, prepared
-        from clusterctl.jobs import job as jobs
-        from clusterctl.jobs import sweep as sweeps
-        from clusterctl.jobs.run_folder import make_runs, new_run_id
-
         texts = [f"{key}={','.join(map(sweeps.text_of, several))}" for key, several in values.items()]
         changed = tuple(f"{key}={value}" for key, value in (overrides or {}).items())
         request = sweeps.SweepRequest(
@@ -280,8 +266,6 @@ class Cluster:
         report: Report = report_nothing,
     ) -> FunctionRun[T]:
         """Start one call of a function per device and return its run; `results()` waits for what the calls return."""
-        from clusterctl.client import function_run
-
         request = function_run.Request(devices, code, env or {}, trust_results)
         with request.files_of(function, args) as call:
             job = request.as_job(function, call)
@@ -325,9 +309,6 @@ class Cluster:
 
     def _start(self, job: Job, checks: bool, runs: str | Path | None, report: Report) -> Run:
         """Check, push and start a job; return its run, which a controller process supervises from then on."""
-        from clusterctl.client import launcher
-        from clusterctl.client.attempts import Launch, Target
-
         launch = Launch.of(Target(job, *self._choice.of(job)), runs_folder(runs), checks=checks)
         # The document only gives errors of the job file their place, and the job is checked.
         target = replace(launch.target, job=replace(launch.target.job, document=None))
@@ -345,8 +326,6 @@ class Cluster:
 
     def _completed(self, chosen: inventory.Cluster) -> inventory.Cluster:
         """Return nodes with the kinds and devices that they report, where the inventory does not name them."""
-        from clusterctl.checks import kinds
-
         asks = any(node.is_asked for node in chosen.nodes)
         return kinds.completed(chosen, self._session.connections()) if asks else chosen
 
@@ -363,10 +342,6 @@ def resume(
     The nodes of `on`, where they are given, get its code, data and checkpoint; else a run of a batch system is
     submitted again. `overrides` changes keys of the training. A training with no steps left stays as it is.
     """
-    from clusterctl.client import launcher
-    from clusterctl.client.attempts import Resume
-    from clusterctl.jobs.run_folder import RunDir
-
     again = Resume.of(RunDir(run.folder), [f"{key}={value}" for key, value in (overrides or {}).items()])
     if again.complete():
         return run

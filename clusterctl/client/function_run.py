@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from clusterctl.client.results import (
     FAILURE_LIMIT,
@@ -25,16 +25,13 @@ from clusterctl.client.results import (
 )
 from clusterctl.client.run import Run
 from clusterctl.errors import ClusterctlError, RunFailed, UsageError, WorkFailed
+from clusterctl.inventory.cluster import Node
 from clusterctl.jobs import job as jobs
+from clusterctl.jobs.job import Job
 from clusterctl.jobs.run_folder import NodeFiles
-from clusterctl.transport.fanout import on_all
+from clusterctl.transport.connection import Connection
+from clusterctl.transport.fanout import Connections, on_all
 from clusterctl.wire import contract
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.jobs.job import Job
-    from clusterctl.transport.connection import Connection
-    from clusterctl.transport.fanout import Connections
 
 T = TypeVar("T")
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from clusterctl.backends import backend as backends
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.jobs.phase import Phase
+from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs.state import read_state
-
-if TYPE_CHECKING:
-    from clusterctl.jobs.run_folder import RunDir
 
 
 def refresh(run: RunDir) -> None:

@@ -9,20 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from clusterctl.client import launcher
 from clusterctl.client.attempts import Launch, Resume, Target
 from clusterctl.client.interrupt import InterruptGuard
 from clusterctl.client.run import Run
+from clusterctl.client.session import Reach
 from clusterctl.errors import ClusterctlError, Fault, InputFaults
 from clusterctl.jobs import job_check
 from clusterctl.jobs.run_folder import RunDir, new_run
+from clusterctl.jobs.run_lines import Metric
 from clusterctl.jobs.sweep import SweepRecord, Variant, places_of, write_sweep
+from clusterctl.runs.causes.cause import find_cause
+from clusterctl.runs.state import read_state
 from clusterctl.text import plural
-
-if TYPE_CHECKING:
-    from clusterctl.client.session import Reach
 
 # Seconds between two checks of runs that are side by side, and until a run without a controller counts as lost.
 LOOK, ORPHANED = 0.3, 5.0
@@ -185,8 +186,6 @@ class Sweep(ABC):
 
     def _progress(self, running: dict[int, tuple[RunDir, int]], waiting: int) -> str:
         """Return the runs that are side by side, with their steps, in one line."""
-        from clusterctl.jobs.run_lines import Metric
-
         parts = []
         for number, (run, _) in sorted(running.items()):
             last = run.last_step() or Metric()
@@ -195,9 +194,6 @@ class Sweep(ABC):
         return " | ".join([*parts, *([f"{waiting} waiting"] if waiting else [])])
 
     def _ended(self, number: int, run: RunDir) -> None:
-        from clusterctl.runs.causes.cause import find_cause
-        from clusterctl.runs.state import read_state
-
         phase = _phase(run, "lost")
         state = read_state(run)
         problem = ""

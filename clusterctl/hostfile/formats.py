@@ -10,13 +10,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.errors import Collected, Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.inventory.addresses import address_fault, same_place
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Cluster
+from clusterctl.inventory.cluster import Cluster
 
 FORMATS = ("deepspeed", "openmpi", "mpich")
 MAX_BYTES = 16 << 20

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterctl.errors import InputFaults, UsageError, did_you_mean
-from clusterctl.hostfile import node_lists
+from clusterctl.hostfile import convert, detect, node_lists
+from clusterctl.hostfile.detect import kind_of_file
 from clusterctl.ranktable.check import load
 from clusterctl.ranktable.edit import to_version
 from clusterctl.ranktable.plan import load_plan, render_plan, skeleton
@@ -26,8 +27,6 @@ def read(path: Path, hardware: str | None = None) -> RankTable:
 
 def as_table(path: Path, version: str | None, facts: Path | None, super_pod: str | None) -> RankTable:
     """Return the table in a file, converted to a version if one is given."""
-    from clusterctl.hostfile.detect import kind_of_file
-
     if not is_plan(path) and kind_of_file(path) == "hostfile":
         problem = f"{path}: neither a rank table nor a plan; a hostfile has no addresses of devices"
         hint = f"clusterctl ranktable build --hostfile {path} queries its nodes; --to plan leaves them empty"
@@ -38,8 +37,6 @@ def as_table(path: Path, version: str | None, facts: Path | None, super_pod: str
 
 def as_text(path: Path, target: str, lossy: bool = False) -> str:
     """Return the table in a file as a plan, or as the file of another launcher."""
-    from clusterctl.hostfile import convert, detect
-
     if target not in TARGETS:
         near = did_you_mean(target, TARGETS)
         raise UsageError(f"--to: unknown format {target!r}", near or f"use one of {', '.join(TARGETS)}")

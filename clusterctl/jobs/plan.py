@@ -6,6 +6,7 @@ import posixpath
 from dataclasses import asdict, dataclass, field, replace
 
 from clusterctl.errors import UsageError
+from clusterctl.hostfile import formats as hostfile
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.inventory.container import ContainerOptions
 from clusterctl.inventory.setup import rank_python, request_for
@@ -101,8 +102,6 @@ class Plan:
 
 def make_plan(cluster: Cluster, job: Job, facts: Facts | None = None) -> Plan:
     """Return the plan of a job on these nodes: ranks in the order of the inventory, node by node, device by device."""
-    from clusterctl.hostfile import formats as hostfile
-
     facts = facts or Facts(forwarded={}, master_port=job.master_port or 29500)
     sizes = [1 if job.per_node else len(devices_on(job, node)) for node in cluster.nodes]
     master = cluster.nodes[0].address

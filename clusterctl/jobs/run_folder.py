@@ -14,20 +14,18 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.agent.processes import read_limited
 from clusterctl.errors import UsageError, did_you_mean
 from clusterctl.files import InFolder, add_lines, make_private_folder, replace_file
+from clusterctl.inventory.cluster import Cluster
 from clusterctl.jobs.phase import Phase
+from clusterctl.jobs.record import Placement, RunRecord, from_json, placement_of, to_json
 from clusterctl.jobs.run_lines import Event, Events, Metric, read_event, read_metric
 from clusterctl.jobs.run_lock import hold_lock, owner_of
 from clusterctl.wire import contract
 from clusterctl.wire.typed_json import BadValue, parse
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Cluster
-    from clusterctl.jobs.record import Placement, RunRecord
 
 # Limit of bytes of a JSON file in the run folder; the record of 10,000 nodes has 10 MB.
 LARGEST_JSON = 256 << 20
@@ -237,15 +235,11 @@ class RunDir:
             raise damaged(path, error) from None
 
     def write_record(self, record: RunRecord) -> None:
-        from clusterctl.jobs.record import to_json
-
         for path in (self.record_copy, self.record):
             self.write_json(path, to_json(record))
 
     def read_record(self) -> RunRecord:
         """Return what `launch` recorded about the run; raise a UsageError if the record is damaged."""
-        from clusterctl.jobs.record import from_json
-
         try:
             return from_json(self.read_json(self.record))
         except BadValue as error:
@@ -253,8 +247,6 @@ class RunDir:
 
     def read_placement(self, clusters: dict[str, Cluster]) -> tuple[Placement, Cluster]:
         """Return where the run's folders are, and its cluster, one of `clusters` if it was read before."""
-        from clusterctl.jobs.record import placement_of
-
         try:
             return placement_of(self.read_json(self.record), clusters)
         except BadValue as error:

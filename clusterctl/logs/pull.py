@@ -13,22 +13,19 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.agent.holes import read
 from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.inventory.cluster import Node
+from clusterctl.jobs.record import RunRecord
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.logs.lines import dropped
 from clusterctl.logs.store import RANK_LOG, LogKeeper, kept_files
 from clusterctl.logs.times import index_of
+from clusterctl.transport.answers import DirectoryEntry
+from clusterctl.transport.connection import Connection
+from clusterctl.transport.fanout import Connections
 from clusterctl.wire import contract
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.jobs.record import RunRecord
-    from clusterctl.transport.answers import DirectoryEntry
-    from clusterctl.transport.connection import Connection
-    from clusterctl.transport.fanout import Connections
 
 # Bytes at the end of the system's log.
 MOST_MESSAGES = 16_000_000

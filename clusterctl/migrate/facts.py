@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import TYPE_CHECKING
 
 from clusterctl.migrate import manifest
 from clusterctl.migrate.model import set_model, set_task
 from clusterctl.migrate.tables import ascend
+from clusterctl.migrate.translation import Translation
 from clusterctl.migrate.values import Facts, current, leave_out, number, of, wrong
-
-if TYPE_CHECKING:
-    from clusterctl.migrate.translation import Translation
 
 SCHEDULES = {
     "cosine": "cosine",

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from clusterctl.migrate.tables.mindformers import ARCHITECTURES
 from clusterctl.migrate.tables.torchtitan import PRESETS
+from clusterctl.migrate.translation import Translation
 from clusterctl.migrate.values import Facts, current, leave_out, number, of, wrong
-
-if TYPE_CHECKING:
-    from clusterctl.migrate.translation import Translation
 
 
 def set_model(result: Translation, facts: Facts) -> None:

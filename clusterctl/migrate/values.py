@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from clusterctl.errors import Fault, InputFaults
-
-if TYPE_CHECKING:
-    from clusterctl.migrate.translation import Translation
+from clusterctl.migrate.translation import Translation
 
 # Values by name, each with the option that gave it.
 Facts = dict[str, tuple[object, str]]

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from clusterctl.inventory.cluster import Node
 from clusterctl.provision.install import MARK
 from clusterctl.transfer.unchanged import at_home
-from clusterctl.transport.fanout import Outcome, on_each
+from clusterctl.transport.fanout import Connections, Outcome, on_each
 from clusterctl.transport.shell import ShellSession
 from clusterctl.wire.typed_json import BadValue, decode, parse
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.fanout import Connections
 
 QUERY = (
     "cat {link}/{mark} 2>/dev/null; echo; test -x {link}/bin/python && echo runs; "

@@ -8,20 +8,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.errors import Fault, InputFaults, UsageError, WorkFailed
+from clusterctl.inventory.cluster import Node
+from clusterctl.provision import fabfile
 from clusterctl.provision import install as on_node
+from clusterctl.provision.fabfile import Installed, NodeState
 from clusterctl.provision.lock import Lock
+from clusterctl.provision.wheelhouse import Wheelhouse, check_hashes, lacks
+from clusterctl.ssh.fabric import Logins, fabric_connection
 from clusterctl.text import plural, size
-from clusterctl.transport.fanout import Outcome, on_each, values
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.provision.fabfile import Installed, NodeState
-    from clusterctl.provision.wheelhouse import Wheelhouse
-    from clusterctl.ssh.fabric import Logins
-    from clusterctl.transport.fanout import Connections
+from clusterctl.transfer import push
+from clusterctl.transfer.relay import relay_for
+from clusterctl.transport.fanout import Connections, Outcome, on_each, values
 
 Tell = Callable[[str, str], None]
 PYTHON = re.compile(r"(?P<environment>(~|/).*)/bin/python[0-9.]*\Z")
@@ -65,8 +65,6 @@ def query_nodes(
     logins: Logins, nodes: Sequence[Node], wanted: Wanted, fanout: int
 ) -> list[Outcome[NodeState]]:
     """Return for each node whether it has the environment, and which Python it has."""
-    from clusterctl.provision import fabfile
-    from clusterctl.ssh.fabric import fabric_connection
 
     def work(node: Node) -> NodeState:
         with fabric_connection(logins, node) as connection:
@@ -80,8 +78,6 @@ def query_nodes(
 
 def require_fit(states: dict[Node, NodeState], wanted: Wanted, house: Wheelhouse | None) -> None:
     """Raise one error for all nodes on which the environment cannot be made."""
-    from clusterctl.provision.wheelhouse import lacks
-
     faults = []
     others = "name another Python of the nodes: --base python3.11"
     for node, state in states.items():
@@ -126,8 +122,6 @@ class Setup:
 
     def run(self, nodes: Sequence[Node], house: Wheelhouse, tell: Tell) -> list[Outcome[Result]]:
         """Push the wheels to the nodes that lack the environment, and install it there."""
-        from clusterctl.provision.wheelhouse import check_hashes
-
         check_hashes(house, self.wanted.lock)
         began = time.monotonic()
         moved = values(self._push(nodes, house))
@@ -148,9 +142,6 @@ class Setup:
         return on_each(nodes, work, fanout=self.fanout)
 
     def _push(self, nodes: Sequence[Node], house: Wheelhouse) -> list[Outcome[Any]]:
-        from clusterctl.transfer import push
-        from clusterctl.transfer.relay import relay_for
-
         only = house.files_for(self.wanted.lock)
         source = push.Source(house.folder, push.make_manifest(house.folder, only=only, everything=True))
         with relay_for(self.relay, nodes) as relay:
@@ -168,9 +159,6 @@ class Setup:
         return replace(node, python=self.wanted.base)
 
     def _install(self, node: Node, wheels: str) -> Installed:
-        from clusterctl.provision import fabfile
-        from clusterctl.ssh.fabric import fabric_connection
-
         workdir = posixpath.dirname(wheels)
         order = fabfile.Order(
             folder=f"{workdir}/environments/{self.wanted.fingerprint}",

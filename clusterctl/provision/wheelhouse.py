@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 from clusterctl.environment import environment
@@ -345,8 +346,6 @@ def built_for(requirements: Iterable[str], names: Sequence[str]) -> tuple[str, .
 
 def requirements_of_extra(extra: str) -> list[str]:
     """Return what an extra of this program requires: `train` for the embedded trainer."""
-    from importlib.metadata import PackageNotFoundError, requires
-
     try:
         lines = requires("clusterctl") or []
     except PackageNotFoundError:

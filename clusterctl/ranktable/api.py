@@ -30,6 +30,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterctl.errors import UsageError
+from clusterctl.files import save_new
 from clusterctl.ranktable.build import (
     build,
     checked,
@@ -71,8 +72,6 @@ def save(table: RankTable, path: Path, force: bool = False, dry_run: bool = Fals
     ...     save(table, path), save(table, path), load(path) == table
     (True, False, True)
     """
-    from clusterctl.files import save_new
-
     if path.is_dir():
         raise UsageError(f"{path}: is a folder", "name a file")
     if not hccl_opens(path.name):

@@ -6,14 +6,15 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
+from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.ranktable.finding import version_for
 from clusterctl.ranktable.rules.addresses import read_address
 from clusterctl.ranktable.rules.apply import apply_rules
 from clusterctl.ranktable.table import (
     Device,
+    DeviceAddress,
     RankTable,
     Server,
     SuperPod,
@@ -23,10 +24,6 @@ from clusterctl.ranktable.table import (
     renumbered,
     super_pods_of,
 )
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Cluster, Node
-    from clusterctl.ranktable.table import DeviceAddress
 
 _POINTER = re.compile(r"\A/server_list/([0-9]+)(?:/device/([0-9]+))?")
 _OTHER = re.compile(r"(?:(?<= at )|(?<= and ))/(?:server_list|rank_list)/[0-9]{1,9}(?:/[a-z_0-9]+)*")

@@ -12,15 +12,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from clusterctl.errors import WorkFailed
 from clusterctl.inventory.addresses import is_ip
+from clusterctl.inventory.cluster import Node
 from clusterctl.ranktable.table import DeviceAddress
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.connection import Completed, Connection
+from clusterctl.transport.connection import Completed, Connection
 
 VENDOR_TOOL = "/usr/local/Ascend/driver/tools/hccn_tool"
 VENDOR_SMI = "/usr/local/bin/npu-smi"

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.errors import Fault, InputFaults
 from clusterctl.inventory import nodeset
+from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.ranktable import api, devices, root_info
 from clusterctl.ranktable.api import RankTable
 from clusterctl.ranktable.finding import version_for
 from clusterctl.ranktable.table import Device, DeviceAddress
-from clusterctl.transport.fanout import on_all
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Cluster, Node
-    from clusterctl.transport.connection import Connection
-    from clusterctl.transport.fanout import Connections
+from clusterctl.transport.connection import Connection
+from clusterctl.transport.fanout import Connections, on_all
 
 
 @dataclass(frozen=True)

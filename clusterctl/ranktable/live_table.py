@@ -6,14 +6,11 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.errors import Fault, InputFaults, did_you_mean
+from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.ranktable.check import check_file, parse
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Cluster, Node
-    from clusterctl.ranktable.table import Device, Server
+from clusterctl.ranktable.table import Device, Server
 
 
 @dataclass(frozen=True)

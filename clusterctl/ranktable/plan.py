@@ -18,10 +18,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.document import Document, Section, load_document
 from clusterctl.errors import Fault, InputFaults, UsageError
+from clusterctl.inventory import nodeset
+from clusterctl.inventory.cluster import Cluster, parse_devices
 from clusterctl.ranktable.build import checked, loops_back
 from clusterctl.ranktable.finding import GUESS, hardware_named
 from clusterctl.ranktable.table import (
@@ -35,9 +37,6 @@ from clusterctl.ranktable.table import (
     recounted,
 )
 from clusterctl.wire.fields import Key
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Cluster
 
 MAX_SERVERS = 50_000
 _SUM = re.compile(r"\{([0-9]{0,10})n([+-][0-9]{1,10})?\}")
@@ -89,8 +88,6 @@ _FORM = "rank_tables/plan.yaml is a commented example"
 
 
 def _places(document: Document, top: Section, version: str) -> Iterator[_Place]:
-    from clusterctl.inventory import nodeset
-
     nodes = top.section("nodes")
     if not nodes.value:
         top.fault("nodes", "lists no nodes", "nodes: {node1: {server_id: 10.0.0.1, device_ips: [...]}}")
@@ -164,8 +161,6 @@ def _read_pattern(section: Section, version: str) -> _Pattern:
 
 
 def _devices(section: Section, default: int) -> tuple[int, ...]:
-    from clusterctl.inventory.cluster import parse_devices
-
     section.taken.append("devices")
     try:
         ids = parse_devices(section.value.get("devices", default))

@@ -11,15 +11,12 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError, WorkFailed
+from clusterctl.ranktable.live_table import Group, LiveTable
 from clusterctl.ranktable.table import hccl_opens, why_not_opened
-
-if TYPE_CHECKING:
-    from clusterctl.ranktable.live_table import Group, LiveTable
-    from clusterctl.transport.answers import Fingerprint
-    from clusterctl.transport.connection import Connection
+from clusterctl.transport.answers import Fingerprint
+from clusterctl.transport.connection import Connection
 
 MODE = 0o644
 

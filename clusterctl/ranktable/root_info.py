@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from clusterctl.errors import InputFaults, WorkFailed
+from clusterctl.inventory.cluster import Node
 from clusterctl.ranktable.build import checked
 from clusterctl.ranktable.devices import TIMEOUT
 from clusterctl.ranktable.strict_json import read_json
 from clusterctl.ranktable.table import Device, RankTable, counted
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.connection import Connection
+from clusterctl.transport.connection import Connection
 
 ROOT_INFO = "/etc/hccl_rootinfo.json"
 _KEYS = {"rank_id", "device_id", "local_id", "level_list"}

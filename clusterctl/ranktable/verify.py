@@ -10,15 +10,12 @@ import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from clusterctl.inventory.cluster import Node
 from clusterctl.ranktable import devices
 from clusterctl.ranktable.live_table import Group, LiveTable, server_of
 from clusterctl.ranktable.push import Drift, NodeReport, file_drifts
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.connection import Completed, Connection
+from clusterctl.transport.connection import Completed, Connection
 
 AGAIN = "build the table again: clusterctl ranktable build, then push it"
 GOOD = {"link": "UP", "net_health": "Success"}

@@ -6,12 +6,10 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clusterctl.jobs.record import RunRecord
 from clusterctl.report.history import History
-
-if TYPE_CHECKING:
-    from clusterctl.jobs.record import RunRecord
 
 # A pushed folder on a node: every node has its own path to the same content.
 _STORED = re.compile(r"^/.*/store/(data|code)/([0-9a-f]{8})[0-9a-f]+")

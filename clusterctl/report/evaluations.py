@@ -6,15 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.jobs.run_lines import Metric
 from clusterctl.wire.contract import EVALUATIONS_DIR
 from clusterctl.wire.results import Evaluation
 from clusterctl.wire.typed_json import BadValue, decode, parse
-
-if TYPE_CHECKING:
-    from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.jobs.run_lines import Metric
 
 # Limit of bytes of a result, which does not contain the scores of single documents.
 MOST_BYTES = 1 << 20

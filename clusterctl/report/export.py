@@ -5,12 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import math
-from typing import TYPE_CHECKING
 
+from clusterctl.jobs.run_folder import RunDir
 from clusterctl.report.history import COLUMNS, read_history
-
-if TYPE_CHECKING:
-    from clusterctl.jobs.run_folder import RunDir
 
 HEAD = ("event", "step", "attempt", *COLUMNS)
 

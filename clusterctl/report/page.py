@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl import __version__
 from clusterctl.errors import UsageError
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.jobs.run_lines import Metric
+from clusterctl.logs.store import last_lines
 from clusterctl.report import charts
 from clusterctl.report.charts import Bar, Line, Span
 from clusterctl.report.config import differences, flat_config
@@ -22,11 +24,8 @@ from clusterctl.report.summary import RunSummary, Sources, read_sources, summary
 from clusterctl.report.tables import details, facts, newest, pre, safe, table
 from clusterctl.runs.overview import event_text
 from clusterctl.runs.state import read_state
+from clusterctl.runs.watching.stall import slow
 from clusterctl.text import count, duration, plural, size
-
-if TYPE_CHECKING:
-    from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.jobs.run_lines import Metric
 
 FOLDER = Path(__file__).parent
 # Rows of each table, and lines of each log; a page stays below 500 kB.
@@ -222,8 +221,6 @@ def _step_times(subject: Subject) -> list[Line]:
 
 def _stragglers(subject: Subject) -> list[Bar]:
     """Return the ranks' own time for a step: the slowest ones, and the median."""
-    from clusterctl.runs.watching.stall import slow
-
     try:
         state = read_state(subject.run)
     except UsageError:
@@ -377,8 +374,6 @@ def _events(subject: Subject) -> str:
 
 def _logs(subject: Subject) -> str:
     """Return the last lines of the ranks that failed, or of the first ranks."""
-    from clusterctl.logs.store import last_lines
-
     record, texts = subject.sources.record, []
     ranks = [(node, rank) for node, ranks in record.ranks.items() for rank in ranks]
     for node, rank in _interesting(subject, ranks)[:LOGS]:

@@ -7,23 +7,21 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.phase import Phase
-from clusterctl.jobs.run_lines import Metric
+from clusterctl.jobs.record import RunRecord
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.jobs.run_lines import Events, Metric
 from clusterctl.report.curve import means, quantile
 from clusterctl.report.evaluations import read_evaluations
 from clusterctl.report.history import History, Steps, read_history
 from clusterctl.runs.causes.cause import Cause
+from clusterctl.runs.finish import superseded_steps
 from clusterctl.runs.state import read_state
 from clusterctl.wire.results import Evaluation
 from clusterctl.wire.typed_json import BadValue, decode, encode
-
-if TYPE_CHECKING:
-    from clusterctl.jobs.record import RunRecord
-    from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.jobs.run_lines import Events
 
 # Values of the loss curve that a summary keeps.
 CURVE = 120
@@ -303,8 +301,6 @@ def _numbers(value: Any) -> list[int]:
 
 
 def _newest_checkpoint(run: RunDir, history: History) -> SavedStep | None:
-    from clusterctl.runs.finish import superseded_steps
-
     passed_over = superseded_steps(_in_order(history))
     saved = [line for line in history.kept_checkpoints() if line.step not in passed_over]
     if not saved:

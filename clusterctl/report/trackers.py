@@ -8,17 +8,15 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl import extras
 from clusterctl.errors import UsageError
+from clusterctl.jobs.run_folder import RunDir
 from clusterctl.report.config import flat_config
 from clusterctl.report.history import History
 from clusterctl.report.summary import read_sources, summary_of
 from clusterctl.text import plural
-
-if TYPE_CHECKING:
-    from clusterctl.jobs.run_folder import RunDir
 
 # The columns of steps that are exported, by the names that they get.
 NAMES = {

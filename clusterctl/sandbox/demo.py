@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from pydoc_data.topics import topics
 
 from clusterctl import extras
 from clusterctl.errors import UsageError
@@ -50,8 +51,6 @@ def ready() -> None:
 
 def documents() -> Iterator[str]:
     """Yield the language reference that is part of every Python, in pieces of about a page."""
-    from pydoc_data.topics import topics
-
     for name in sorted(topics):
         piece = ""
         for paragraph in topics[name].split("\n\n"):

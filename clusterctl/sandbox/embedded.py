@@ -6,6 +6,7 @@ terminal. Only this file and the folder `ssh`, the client, use paramiko.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import logging
@@ -139,8 +140,6 @@ class Session(paramiko.ServerInterface):
 
 
 def _decode(data: str) -> bytes:
-    import base64
-
     return base64.b64decode(data)
 
 

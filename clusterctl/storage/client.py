@@ -10,17 +10,16 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from clusterctl.errors import UsageError, WorkFailed
+from clusterctl.inventory.cluster import Node
 from clusterctl.storage import program
 from clusterctl.storage.address import Address
 from clusterctl.storage.credentials import Access
+from clusterctl.transport.connection import Connection
+from clusterctl.transport.fanout import on_each
 from clusterctl.wire.typed_json import BadValue, decode, parse
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.connection import Connection
 
 # The list of a folder in a store: it is written after all files that it names, so a folder without it is unfinished.
 LIST = "clusterctl-files.json"
@@ -256,7 +255,6 @@ def here(access: Access) -> StoreClient:
 
 def check_access(nodes: Sequence[Node], access: Access, connect: Callable[[Node], Connection]) -> None:
     """Let every node write, read and delete a small object; raise one error that names all that cannot."""
-    from clusterctl.transport.fanout import on_each
 
     def work(node: Node) -> None:
         where = access.address / f".clusterctl-probe-{node.name}-{secrets.token_hex(4)}"

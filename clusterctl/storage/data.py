@@ -7,19 +7,15 @@ import json
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.errors import WorkFailed
+from clusterctl.inventory.cluster import Node
 from clusterctl.storage.address import Address, StoreOptions, parse_address
 from clusterctl.storage.client import LIST, FileList, StoreClient, StoredFile, on_node, read_list
 from clusterctl.storage.credentials import access_to
 from clusterctl.storage.program import piece_of
-from clusterctl.transport.fanout import on_all
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.connection import Connection
-    from clusterctl.transport.fanout import Connections
+from clusterctl.transport.connection import Connection
+from clusterctl.transport.fanout import Connections, on_all
 
 
 @dataclass(frozen=True)

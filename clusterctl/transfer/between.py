@@ -7,18 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.agent.files import tree
 from clusterctl.agent.files.tree import Range
+from clusterctl.inventory.cluster import Node
 from clusterctl.transfer.manifest import Manifest
 from clusterctl.transfer.push import PushResult, Source, launcher_error, push_apart
 from clusterctl.transfer.relay import Relay
+from clusterctl.transport.connection import Connection
 from clusterctl.transport.link import PendingRequest, RequestFailed
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.connection import Connection
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from dataclasses import replace as dataclass_replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.agent.files import tree
 from clusterctl.agent.files.tree import Entry, Range
@@ -22,11 +22,9 @@ from clusterctl.errors import LinkLost, UsageError, WorkFailed
 from clusterctl.transfer.manifest import Manifest as Manifest
 from clusterctl.transfer.manifest import file_manifest as make_file_manifest
 from clusterctl.transfer.manifest import make_manifest as make_manifest
+from clusterctl.transfer.relay import Relay
 from clusterctl.transport.connection import Connection
 from clusterctl.transport.link import PendingRequest, RequestFailed
-
-if TYPE_CHECKING:
-    from clusterctl.transfer.relay import Relay
 
 # Up to this size, data that all nodes need is read only once.
 KEPT_BYTES = 64 << 20

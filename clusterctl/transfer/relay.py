@@ -8,13 +8,10 @@ import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from clusterctl.errors import ClusterctlError, UsageError
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.link import PendingRequest
+from clusterctl.inventory.cluster import Node
+from clusterctl.transport.link import PendingRequest
 
 CHOICES = ("auto", "on", "plain", "off")
 LEAST_NODES = 3

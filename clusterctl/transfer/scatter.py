@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.errors import Fault, InputFaults
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Cluster, Node
-    from clusterctl.transfer.push import Progress, PushResult
-    from clusterctl.transport.connection import Connection
-    from clusterctl.transport.fanout import Connections, Outcome
+from clusterctl.inventory.cluster import Cluster, Node
+from clusterctl.transfer import push
+from clusterctl.transfer.push import Progress, PushResult
+from clusterctl.transport.connection import Connection
+from clusterctl.transport.fanout import Connections, Outcome
 
 ENDINGS = ("bin", "idx")
 MORE = ("manifest.json",)
@@ -81,8 +79,6 @@ def scatter(
     replace: bool = False,
 ) -> list[Outcome[PushResult]]:
     """Push each node its shards; data that the node already has is not sent."""
-    from clusterctl.transfer import push
-
     by_node = {portion.node.name: portion for portion in given}
 
     def send(node: Node, link: Connection) -> PushResult:

@@ -13,20 +13,17 @@ import re
 import shlex
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from clusterctl.agent.files.tree_state import FORMAT, name_of
 from clusterctl.errors import LinkLost
+from clusterctl.inventory.cluster import Node
 from clusterctl.transfer.push import PushResult, Source
 from clusterctl.transport.agent_code import agent_argv
 from clusterctl.transport.connection import LinkConnection
+from clusterctl.transport.fanout import Connections, Stream
 from clusterctl.transport.link import Link, shell_command
 from clusterctl.transport.pipe import MAX_NOISE, START_LIMIT, StreamPipe
 from clusterctl.transport.shell import LINE, MARK
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Node
-    from clusterctl.transport.fanout import Connections, Stream
 
 PIECE = 64 << 10
 # Seconds that a node may take to compare a tree. After that the agent, which reports progress, takes over.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from clusterctl.backends.hosts import HostsQueue, chosen, job_name, seconds
 from clusterctl.backends.queue import Entry
@@ -12,9 +12,7 @@ from clusterctl.backends.steps import Starter
 from clusterctl.environment import environment
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.jobs.parts.platforms import LsfOptions
-
-if TYPE_CHECKING:
-    from clusterctl.jobs.run_folder import RunDir
+from clusterctl.jobs.run_folder import RunDir
 
 FIELDS = "jobid stat exit_reason pend_reason start_time delimiter='|'"
 

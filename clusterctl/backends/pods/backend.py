@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from clusterctl.backends.backend import Backend, Ending
 from clusterctl.backends.pods import pod_runs
 from clusterctl.errors import UsageError
-
-if TYPE_CHECKING:
-    from clusterctl.jobs.run_folder import RunDir
+from clusterctl.jobs.run_folder import RunDir
 
 
 class Pods(Backend):

@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 from clusterctl.backends.backend import Platform, around
 from clusterctl.environment import environment
 from clusterctl.errors import Fault, InputFaults
+from clusterctl.hostfile import node_lists
 from clusterctl.inventory.cluster import HOST, KINDS, MAX_DEVICES, MAX_NODES, Cluster, Node
 from clusterctl.wire import contract
 
@@ -285,8 +286,6 @@ class _Reader:
         return tuple(re.sub(r"\A([^:]+):[0-9]+\Z", r"\1", peer) for peer in peers)
 
     def _folded_nodes(self) -> tuple[str, ...]:
-        from clusterctl.hostfile import node_lists
-
         entries, faults = node_lists.from_variables(dict(self.seen.variables))
         self._text(self.platform.peers)
         if faults:

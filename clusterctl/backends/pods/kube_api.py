@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -116,8 +117,6 @@ def _explained(subject: str) -> Iterator[None]:
 
 
 def _message(refused: Any) -> str:
-    import json
-
     try:
         body = json.loads(refused.body or "{}")
         return str(body.get("message") or refused.reason)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.backends.backend import QUEUES
 from clusterctl.backends.pods import rank_table
@@ -29,15 +28,13 @@ from clusterctl.jobs.job import Job, rank_table_wanted
 from clusterctl.jobs.parts.own_table import file_of
 from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.jobs.parts.table_problems import read_table
+from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs import start as runs
 from clusterctl.runs.prepare.stage import Tell, push_code, push_data
 from clusterctl.runs.prepare.work import WorkFolders
 from clusterctl.storage.client import check_access
+from clusterctl.transport.fanout import Connections
 from clusterctl.wire import contract
-
-if TYPE_CHECKING:
-    from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.transport.fanout import Connections
 
 # Seconds until the name of node 0 must resolve: the names of pods exist only after the pods do.
 RESOLVE_PATIENCE = 300.0

@@ -5,22 +5,18 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from clusterctl.backends.backend import KNOWN
 from clusterctl.backends.pods.kube_api import JobApi, KubernetesError, PodState, cause_of, connect
-from clusterctl.backends.pods.request import imagined
+from clusterctl.backends.pods.request import PodRequest, imagined
 from clusterctl.backends.queue import write_waiting
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.files import replace_file
+from clusterctl.jobs.job import Job
 from clusterctl.jobs.phase import Phase
+from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs.state import RunState, write_state
 from clusterctl.wire.typed_json import BadValue, decode, encode
-
-if TYPE_CHECKING:
-    from clusterctl.backends.pods.request import PodRequest
-    from clusterctl.jobs.job import Job
-    from clusterctl.jobs.run_folder import RunDir
 
 # The phase of a run for each phase of a pod.
 PHASES = {

@@ -8,23 +8,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.backends.pods import modelarts, pod_runs
 from clusterctl.backends.pods import request as requests
 from clusterctl.backends.pods.kinds import manifests_of
+from clusterctl.backends.pods.kube_api import JobApi, connect, follow
+from clusterctl.backends.pods.request import PodRequest
 from clusterctl.errors import UsageError, did_you_mean
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs import job_check
+from clusterctl.jobs.job import Job
 from clusterctl.jobs.parts.grace import upload_seconds, with_grace
 from clusterctl.jobs.parts.platforms import KubernetesOptions, ModelArtsOptions
 from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.jobs.run_folder import RunDir, make_runs, new_run
-
-if TYPE_CHECKING:
-    from clusterctl.backends.pods.kube_api import JobApi
-    from clusterctl.backends.pods.request import PodRequest
-    from clusterctl.jobs.job import Job
 
 
 @dataclass(frozen=True)
@@ -51,8 +48,6 @@ class PodsJob:
     @cached_property
     def api(self) -> JobApi:
         """The job in the cluster that kubectl uses here."""
-        from clusterctl.backends.pods.kube_api import JobApi, connect
-
         request = self.request
         return JobApi(connect(), request.kind, request.options.namespace, request.name)
 
@@ -92,8 +87,6 @@ class PodsJob:
 
     def follow(self) -> Iterator[str]:
         """Yield changes of the pods and the output of the first one; raise RunFailed if the job fails."""
-        from clusterctl.backends.pods.kube_api import follow
-
         return follow(self.api)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 from xml.etree import ElementTree
 
 from clusterctl.backends.hosts import HostsQueue, chosen, job_name, lines_of, seconds
@@ -14,9 +14,7 @@ from clusterctl.backends.steps import Starter
 from clusterctl.environment import environment
 from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.jobs.parts.platforms import SgeOptions
-
-if TYPE_CHECKING:
-    from clusterctl.jobs.run_folder import RunDir
+from clusterctl.jobs.run_folder import RunDir
 
 # A batch file that ends with this code goes back into the queue under its number.
 BACK = 99

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from clusterctl.backends.backend import Platform, job_of
 from clusterctl.backends.queue import Entry, Queue, imagined_nodes
@@ -12,12 +12,10 @@ from clusterctl.backends.slurm import allocation, programs
 from clusterctl.backends.slurm.links import Srun
 from clusterctl.backends.steps import StepTransport
 from clusterctl.environment import environment
+from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.parts.platforms import SlurmOptions
-
-if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Cluster, Node
-    from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.transport.fanout import Transport
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.transport.fanout import Transport
 
 # Slurm's name for the signal that makes a run save and wait for nodes again.
 EARLY_SIGNAL = "USR1"

@@ -76,7 +76,6 @@ def start(
                 # The agents start meanwhile.
                 cluster = choices.described(cluster)
                 attempt = InJob(found, cluster, not no_checks, lambda text: screen.log(text, "yellow"))
-                attempt.load()
                 _start(attempt, connections)
                 _control(attempt, connections)
         except SystemExit:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from clusterctl.jobs.job import Job
 from clusterctl.text import duration
 from clusterctl.wire.fields import Key
-
-if TYPE_CHECKING:
-    from clusterctl.jobs.job import Job
-    from clusterctl.wire.train_summary import TrainSummary
+from clusterctl.wire.train_summary import TrainSummary
 
 # What a derived grace has beyond the planned times, which are estimates: this many times them.
 MARGIN = 1.5

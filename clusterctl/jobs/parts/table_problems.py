@@ -7,6 +7,8 @@ from pathlib import Path
 
 from clusterctl.errors import InputFaults, UsageError
 from clusterctl.inventory.cluster import Node
+from clusterctl.ranktable import live_table
+from clusterctl.ranktable.check import parse
 
 # Limit of ranks with another device that are named.
 MOST = 3
@@ -14,16 +16,11 @@ MOST = 3
 
 def read_table(file: Path) -> str:
     """Return the text of a table that HCCL accepts; raise InputFaults with all of its faults, or a UsageError."""
-    from clusterctl.ranktable import live_table
-
     return live_table.read(file).data.decode("utf-8")
 
 
 def table_problems(file: Path, places: Sequence[tuple[Node, Sequence[int]]]) -> list[tuple[str, str]]:
     """Return what is wrong with a table for ranks on these devices of these nodes: problems with their remedies."""
-    from clusterctl.ranktable import live_table
-    from clusterctl.ranktable.check import parse
-
     try:
         live = live_table.read(file)
     except InputFaults as error:
