@@ -30,8 +30,6 @@ PORT: ContextVar[int | None] = ContextVar("port", default=None)
 
 def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None = None) -> Cluster:
     """Return the inventory of a command line, narrowed to the chosen nodes."""
-    from clusterctl.hostfile import detect
-
     if file is not None:
         screen.hints_with(file)
     elif not has_inventory():
@@ -45,7 +43,7 @@ def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None 
     elif place is not None:
         cluster = place.cluster()
     else:
-        cluster = _with_kind(detect.load(file or default, kind), kind, settings.kind)
+        cluster = _with_kind(_loaded(file or default, kind), kind, settings.kind)
     if nodes is not None and not nodes.strip():
         # An empty value, such as an unset shell variable, must not select all nodes.
         raise UsageError("the node set is empty", "name nodes, as in node[1-4], or `all`")
@@ -53,6 +51,19 @@ def cluster_of(file: Path | None, nodes: str | None = None, exclude: str | None 
 
     cluster = node_words.select(cluster, nodes, exclude) if nodes or exclude else cluster
     return with_login(cluster)
+
+
+def _loaded(file: Path, kind: str) -> Cluster:
+    """Return the cluster in any file that lists nodes; the readers of other files than cluster.yaml load slowly."""
+    from clusterctl.hostfile.kinds import kind_of_file
+
+    if kind_of_file(file) == "cluster":
+        from clusterctl.inventory import cluster
+
+        return cluster.load(file)
+    from clusterctl.hostfile import detect
+
+    return detect.load(file, kind)
 
 
 def _no_inventory() -> UsageError:
@@ -116,7 +127,7 @@ def place_here() -> Place | None:
 
 def _with_kind(cluster: Cluster, kind: str, of_settings: str) -> Cluster:
     """Record whether the kinds of a cluster are a guess; raise a UsageError if --kind contradicts its file."""
-    from clusterctl.hostfile.detect import kind_of_file
+    from clusterctl.hostfile.kinds import kind_of_file
 
     file = Path(cluster.source)
     tells = file.is_file() and kind_of_file(file) in ("cluster", "ranktable")

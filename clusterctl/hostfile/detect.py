@@ -5,7 +5,6 @@ All of them become a Cluster, so that each can be used as an inventory.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,18 +13,13 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import Fault, InputFaults
 from clusterctl.hostfile import formats, node_lists
 from clusterctl.hostfile.formats import Entry
+from clusterctl.hostfile.kinds import kind_of_file
 from clusterctl.inventory import cluster as inventory_cluster
 from clusterctl.inventory import nodeset
 from clusterctl.inventory.cluster import MAX_DEVICES, Cluster, Node
 
 if TYPE_CHECKING:
     from clusterctl.ranktable.api import Device, RankTable
-
-# Bytes that show the kind of a file.
-HEAD = 64 << 10
-
-_YAML_KEY = re.compile(r"^(nodes|defaults|name|groups|known_hosts)\s*:(\s|$)", re.MULTILINE)
-_TABLE_KEY = re.compile(r'"(server_list|group_list|rank_list|server_count|rank_count|server_group_list)"')
 
 
 @dataclass(frozen=True)
@@ -100,24 +94,6 @@ def from_entries(entries: Iterable[Entry], source: str, kind: str = "cpu") -> Cl
 
 def _node(name: str, address: str, devices: tuple[int, ...], kind: str, user: str | None) -> Node:
     return Node(name, address, address, user=user, devices=devices, kind=kind, server_id=address)
-
-
-def kind_of_file(path: Path) -> str:
-    """Return cluster, ranktable or hostfile, from the suffix and the first bytes of a file."""
-    if path.suffix in (".yaml", ".yml"):
-        return "cluster"
-    try:
-        with path.open("rb") as file:
-            head = file.read(HEAD).decode("utf-8", "replace").removeprefix("\ufeff")
-    except OSError:
-        # The reader of the whole file reports why it cannot be read.
-        return "hostfile" if path.exists() else "cluster"
-    if path.suffix == ".json" and head.lstrip()[:1] != "{":
-        # The reader of rank tables reports what is wrong with it.
-        return "ranktable"
-    if head.lstrip()[:1] == "{":
-        return "ranktable" if _TABLE_KEY.search(head) else "cluster"
-    return "cluster" if _YAML_KEY.search(head) else "hostfile"
 
 
 def _from_cluster(path: Path) -> Source:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from clusterctl.errors import InputFaults, UsageError, did_you_mean
 from clusterctl.hostfile import convert, detect, node_lists
-from clusterctl.hostfile.detect import kind_of_file
+from clusterctl.hostfile.kinds import kind_of_file
 from clusterctl.ranktable.check import load
 from clusterctl.ranktable.edit import to_version
 from clusterctl.ranktable.plan import load_plan, render_plan, skeleton
@@ -49,6 +49,6 @@ def as_text(path: Path, target: str, lossy: bool = False) -> str:
         if source.faults:
             raise InputFaults(source.faults)
         return convert.render(source, target, lossy=lossy)
-    if not is_plan(path) and detect.kind_of_file(path) == "hostfile":
+    if not is_plan(path) and kind_of_file(path) == "hostfile":
         return skeleton(detect.load(path, "npu"))
     return render_plan(read(path), str(path), lossy)

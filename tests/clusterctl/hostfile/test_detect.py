@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from clusterctl.cli.commands import application
 from clusterctl.errors import ClusterctlError, InputFaults, UsageError
-from clusterctl.hostfile import detect
+from clusterctl.hostfile import detect, kinds
 
 EXAMPLES = Path(__file__).parents[3] / "rank_tables"
 
@@ -174,4 +174,4 @@ def test_one_rule_decides_the_kind_of_a_file(tmp_path: Path) -> None:
     }
     for name, (text, kind) in contents.items():
         (tmp_path / name).write_text(text)
-        assert detect.kind_of_file(tmp_path / name) == kind, name
+        assert kinds.kind_of_file(tmp_path / name) == kind, name
