@@ -22,7 +22,9 @@ from clusterctl.cli.option_groups import SHARED, grouped  # noqa: E402
 from clusterctl.inventory.cluster import Cluster, Node  # noqa: E402
 from clusterctl.jobs.schema import job_schema  # noqa: E402
 from clusterctl.settings import PREFIX, Settings  # noqa: E402
+from clusterctl.wire import versions  # noqa: E402
 from clusterctl.wire.schema import explanations  # noqa: E402
+from native.npu import facts  # noqa: E402
 
 FOLDER = ROOT / "docs" / "reference"
 # An option that so many commands have is described once.
@@ -221,6 +223,47 @@ def cluster_page() -> str:
     )
 
 
+def versions_page() -> str:
+    """Return the page of the versions that go together, and of the chips and types of CANN's kernels."""
+    npu_python = {torch: f"{oldest} to {newest}" for torch, (oldest, newest) in versions.NPU_PYTHON.items()}
+    releases = [
+        (cann, release, versions.torch_of(release), npu_python[versions.short(release)])
+        for cann, entries in versions.TORCH_NPU.items()
+        for release in entries
+    ]
+    oldest_driver = [(cuda, str(driver)) for cuda, driver in versions.DRIVERS.items()]
+    kernels = [
+        (name, *(", ".join(facts.types(name, chips)) or "no" for chips in facts.GENERATIONS), row.weight,
+         row.backward or "no", row.source)
+        for name, row in facts.KERNELS.items()
+    ]  # fmt: skip
+    sources = versions.SOURCES
+    parts = [
+        f"# Cards and versions\n\n{NOTE}",
+        "`clusterctl doctor`, `nodes wheelhouse --cann`, the plan and the choice of ops read these tables.\n",
+        "## CANN and torch_npu\n",
+        table(("CANN", "torch_npu", "torch", "Python"), releases),
+        f"CANN {', '.join(versions.MIXED)} also run each other's torch_npu. Sources: {sources['TORCH_NPU']}; "
+        f"{sources['MIXED']}; {sources['NPU_PYTHON']}.\n",
+        "## Driver and firmware of NPUs\n",
+        table(("driver", "firmware"), list(versions.FIRMWARE.items())),
+        f"Source: {sources['FIRMWARE']}.\n",
+        "## torch, CUDA and driver\n",
+        table(
+            ("torch", "built for CUDA"), [(torch, ", ".join(cuda)) for torch, cuda in versions.CUDA.items()]
+        ),
+        table(("CUDA", "oldest driver"), oldest_driver),
+        f"Sources: {sources['CUDA']}; {sources['DRIVERS']}.\n",
+        "## Kernels of CANN\n",
+        "The types that a kernel has on a generation of chips, forward; its derivative has a row of its own. 910 is "
+        "the first generation: 910A, 910ProA, 910ProB, 910PremiumA, and CANN's `Ascend910B` without a digit. A2 is "
+        "the 910B with a digit, A3 the 910C. Where a type is missing, the reference computes the op. Sources are files "
+        "of op-plugin (commit 517f2e7), ops-nn (e5c3fa9) and ops-transformer (c29bc10).\n",
+        table(("kernel", *facts.GENERATIONS, "weight", "derivative", "source"), kernels),
+    ]
+    return "\n".join(parts)
+
+
 def top_keys() -> dict[str, str]:
     """Return the top-level keys of cluster.yaml with their meaning."""
     texts = explanations(Cluster)
@@ -248,6 +291,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands_page,
     "job.md": job_page,
     "cluster.md": cluster_page,
+    "versions.md": versions_page,
 }
 
 

@@ -19,7 +19,7 @@ def generator() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["commands.md", "job.md", "cluster.md"])
+@pytest.mark.parametrize("name", ["commands.md", "job.md", "cluster.md", "versions.md"])
 def test_a_reference_page_equals_what_the_code_gives(name: str) -> None:
     written = (DOCS / "reference" / name).read_text(encoding="utf-8")
     assert written == generator().text_of(name), "run `make docs`"

@@ -1,14 +1,11 @@
-"""AdamW on Ascend NPUs: torch's fused AdamW if torch_npu has it, else CANN's update, one call per tensor.
-
-Chips of the first generation have no kernel for the fused one (aclnnApplyAdamWV2).
-"""
+"""AdamW on Ascend NPUs: torch's fused AdamW if torch_npu has it, else CANN's update, one call per tensor."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from native.masters import joined_one_by_one
-from native.npu import library
+from native.npu import facts, library
 from native.reference import adamw as plain
 from native.reference import fuses_adamw
 from native.update import AdamWStep
@@ -22,7 +19,7 @@ def describe() -> str:
 
 
 def _is_fused() -> bool:
-    return fuses_adamw("npu") and not library.is_first()
+    return fuses_adamw("npu") and bool(facts.types("_fused_adamw_", library.chips()))
 
 
 def adamw(update: AdamWStep) -> None:

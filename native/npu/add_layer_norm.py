@@ -1,7 +1,6 @@
 """Residual and layer norm on Ascend NPUs in one pass by CANN's npu_add_layer_norm, which has a derivative.
 
-Its backward kernel (aclnnAddLayerNormGrad) takes a weight in the type of the input only; the trainer's are fp32. With
-inputs of 16 bits, CANN's layer norm follows an addition.
+With inputs of 16 bits, CANN's layer norm follows an addition.
 """
 
 from __future__ import annotations
@@ -24,7 +23,11 @@ def add_layer_norm(
     if not library.computes("add_layer_norm", x):
         return plain(x, residual, weight, bias, eps)
     beta = torch.zeros_like(weight) if bias is None else bias
-    if not weight.dtype == beta.dtype == residual.dtype == x.dtype:
+    # The backward kernel decides: it takes a weight in the type of the input only; the trainer's are fp32.
+    if (
+        not library.takes_weight("npu_add_layer_norm_backward", x, weight)
+        or not weight.dtype == beta.dtype == residual.dtype
+    ):
         total = x + residual
         return total, layer_norm(total, weight, bias, eps)
     kernel = library.kernel("npu_add_layer_norm")

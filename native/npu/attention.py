@@ -54,7 +54,7 @@ def attention(
 
 
 def _fault(q: Tensor, k: Tensor, causal: bool, dropout: Dropout | None) -> str:
-    if q.dtype not in library.TYPES:
+    if not library.has_type("npu_fusion_attention", q):
         return f"has no kernel for {q.dtype}"
     if dropout is not None:
         return "has no dropout that recomputation can repeat"

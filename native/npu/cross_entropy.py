@@ -22,7 +22,7 @@ METHOD = "CANN's npu_cross_entropy_loss"
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
     """Return the mean cross-entropy in fp32 over the targets that are not `ignore_index`."""
-    if not library.computes("cross_entropy", logits):
+    if not library.computes("cross_entropy", logits, "npu_cross_entropy_loss"):
         return plain(logits, targets, ignore_index)
     counted = targets != ignore_index
     losses, _ = losses_of(logits.float(), targets, counted)

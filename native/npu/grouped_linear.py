@@ -25,7 +25,7 @@ def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     device = x.device.type
     if torch.is_autocast_enabled(device):
         x, weight = (each.to(torch.get_autocast_dtype(device)) for each in (x, weight))
-    if x.dtype != weight.dtype or not library.computes("grouped_linear", x):
+    if x.dtype != weight.dtype or not library.computes("grouped_linear", x, "npu_grouped_matmul"):
         return plain(x, weight, counts)
     result: Tensor = _GroupedLinear.apply(x, weight, counts.cumsum(0))  # type: ignore[no-untyped-call]
     return result

@@ -9,25 +9,16 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from native.fallback import report_fallback
+from native.npu import facts
 
-TYPES = (torch.float16, torch.bfloat16, torch.float32)
-# The first generation (Atlas training products) as CANN names it: an Ascend910B without a digit belongs to it.
-FIRST = ("910A", "910B", "910ProA", "910ProB", "910PremiumA")
-# Functions without it in the list of products of their pages, or of the pages of the kernels that they call
-# (hicann/ops-nn, commit e5c3fa9: aclnnRmsNorm, aclnnAddLayerNorm, ..., forward or backward).
-LATER = frozenset(
-    f"npu_{name}"
-    for name in (
-        "add_layer_norm", "add_rms_norm", "cross_entropy_loss", "fused_infer_attention_score", "fusion_attention",
-        "grouped_matmul", "rms_norm", "swiglu",
-    )
-)  # fmt: skip
+NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
 def why_not(*names: str) -> str:
@@ -40,12 +31,17 @@ def why_not(*names: str) -> str:
     absent = [name for name in names if _found(name) is None]
     if absent:
         return f"this torch_npu has no {', '.join(absent)}"
-    return "chips of the first generation have no such kernel" if LATER & set(names) and is_first() else ""
+    if all(facts.types(name, chips()) for name in names):
+        return ""
+    series = "first generation" if chips() == "910" else f"{chips()} series"
+    return f"chips of the {series} have no such kernel"
 
 
-def is_first() -> bool:
-    """Return whether this rank's NPU is of the first generation."""
-    return str(torch.npu.get_device_name()).removeprefix("Ascend") in FIRST  # type: ignore[attr-defined]
+@cache
+def chips() -> str:
+    """Return the generation of this rank's NPU; "" for an unknown one, or without an NPU."""
+    runtime = getattr(torch, "npu", None)
+    return facts.generation(str(runtime.get_device_name())) if runtime is not None else ""
 
 
 def describe(method: str) -> str:
@@ -67,10 +63,24 @@ def _found(name: str) -> Callable[..., Any] | None:
     return found
 
 
-def computes(op: str, x: Tensor) -> bool:
-    """Return whether CANN's kernels support tensors like `x`; if not, report once that the reference computes `op`."""
-    if x.dtype not in TYPES:
-        report_fallback(op, "npu", f"has no kernel for {x.dtype}")
-        return False
-    # Several kernels of CANN refuse empty tensors, for which there is nothing to compute.
-    return x.numel() > 0
+def computes(op: str, x: Tensor, kernel: str = "") -> bool:
+    """Return whether CANN's kernel (`npu_` and the op) supports tensors like `x`.
+
+    If not, it is reported once that the reference computes `op`.
+    """
+    if has_type(kernel or f"npu_{op}", x):
+        # Several kernels of CANN refuse empty tensors, for which there is nothing to compute.
+        return x.numel() > 0
+    report_fallback(op, "npu", f"has no kernel for {x.dtype}")
+    return False
+
+
+def has_type(kernel: str, x: Tensor) -> bool:
+    """Return whether a kernel computes in the type of `x` on this chip."""
+    return NAMES.get(x.dtype) in facts.types(kernel, chips())
+
+
+def takes_weight(kernel: str, x: Tensor, weight: Tensor) -> bool:
+    """Return whether a kernel takes a weight of this type next to `x`."""
+    wide = facts.KERNELS[kernel].weight == facts.OWN_OR_FP32
+    return weight.dtype == x.dtype or (wide and weight.dtype == torch.float32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from native.fallback import report_fallback
@@ -11,7 +10,6 @@ from native.paging import PAGE, Reach
 from native.reference import paged_attention as plain
 from native.reference import store_in_pages as store_in_pages
 
-TYPES = (torch.float16, torch.bfloat16)
 # The kernel's limits: heads, heads that share keys, width of a head, numbers of all heads at one position, and numbers
 # in all pages.
 MOST_HEADS, MOST_SHARE, MOST_SIZE, MOST_WIDTH, MOST_NUMBERS = 256, 64, 512, 65535, 2**31 - 1
@@ -48,7 +46,7 @@ def paged_attention(q: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> Te
 
 def _fault(q: Tensor, keys: Tensor, reach: Reach) -> str:
     (_, heads, size), groups = q.shape, keys.shape[2]
-    if q.dtype not in TYPES:
+    if not library.has_type("npu_fused_infer_attention_score", q):
         return f"has no kernel for {q.dtype}"
     if not reach.from_start:
         return "does not support a window"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from native.npu import library
@@ -17,7 +16,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     if not library.computes("rms_norm", x):
         return plain(x, weight, eps)
     # The kernel supports a weight in the type of the input or in fp32, and 2 to 8 dimensions.
-    if weight.dtype not in (x.dtype, torch.float32):
+    if not library.takes_weight("npu_rms_norm", x, weight):
         weight = weight.float()
     out: Tensor = library.kernel("npu_rms_norm")(x.reshape(-1, x.shape[-1]), weight, eps)[0]
     return out.view(x.shape)

@@ -30,7 +30,7 @@ def rotary(
     fault = next(filter(None, (_fault(x, cosines, interleaved) for x in (q, k))), "")
     if fault:
         report_fallback("rotary", "npu", fault)
-    if fault or not all(library.computes("rotary", x) for x in (q, k)):
+    if fault or not all(library.computes("rotary", x, "npu_rotary_mul") for x in (q, k)):
         return plain(q, k, cosines, sines, interleaved)
     first, second = (_Turn.apply(x, cosines, sines, interleaved) for x in (q, k))  # type: ignore[no-untyped-call]
     return first, second

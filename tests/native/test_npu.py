@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,7 @@ from native.npu import adamw as npu_adamw
 from native.npu import attention as npu_attention
 from native.npu import layer_norm as npu_layer_norm
 from native.npu import library
+from native.npu import library as npu_library
 from native.npu import rotary as npu_rotary
 from native.update import AdamWStep
 from tests.support import op_cases as cases
@@ -26,7 +27,7 @@ from tests.support.npu_node import documented_kernels as documented
 
 
 @pytest.fixture(autouse=True)
-def torch_npu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def torch_npu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     kernels = {name: getattr(documented, name) for name in dir(documented) if name.startswith("npu_")}
     library = SimpleNamespace(**kernels)
     # torch_npu has these only among torch's ops.
@@ -36,7 +37,9 @@ def torch_npu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setitem(sys.modules, "torch_npu", library)
     # On an NPU this is CANN's, with sums in fp32; the CPU's own sums the weight's gradient in bf16.
     monkeypatch.setattr(npu_layer_norm, "F", SimpleNamespace(layer_norm=documented.layer_norm))
-    return library
+    npu_library.chips.cache_clear()
+    yield library
+    npu_library.chips.cache_clear()
 
 
 OWN = (
@@ -162,6 +165,7 @@ def test_a_machine_without_torch_npu_or_without_an_npu_says_so(monkeypatch: pyte
     assert library.why_not("npu_gelu", "npu_none") == "this torch_npu has no npu_none"
     # An Ascend910B without a digit is of the first generation.
     for name in ("Ascend910A", "Ascend910ProB", "Ascend910PremiumA", "Ascend910B"):
+        library.chips.cache_clear()
         seen.get_device_name = lambda name=name: name
         assert (
             library.why_not("npu_gelu", "npu_swiglu") == "chips of the first generation have no such kernel"
@@ -274,7 +278,6 @@ def test_an_update_is_the_reference_with_its_copy_in_bf16(
     given = [[torch.randn(shape) for shape in shapes] for _ in range(3)]
     results, calls = [], list[str]()
     monkeypatch.setattr(npu_adamw, "fuses_adamw", lambda kind: registered)
-    monkeypatch.setattr(npu_adamw.library, "is_first", lambda: False)
     kernel = npu_adamw.library.kernel
 
     def noted(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -39,9 +40,12 @@ def test_the_reference_is_the_attention_of_each_text(
 
 
 @pytest.fixture
-def torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
+def torch_npu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     kernel = documented.npu_fused_infer_attention_score
     monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(npu_fused_infer_attention_score=kernel))
+    library.chips.cache_clear()
+    yield
+    library.chips.cache_clear()
 
 
 @pytest.mark.parametrize(("heads", "lengths", "window"), [one for one in CASES if not one[2]], ids=str)
@@ -102,4 +106,5 @@ def test_a_chip_of_the_first_generation_leaves_attention_to_the_reference(
     for name, reason in (("Ascend910B3", ""), ("Ascend910ProB", absent)):
         runtime = SimpleNamespace(is_available=lambda: True, get_device_name=lambda name=name: name)
         monkeypatch.setattr(torch, "npu", runtime, raising=False)
+        library.chips.cache_clear()
         assert library.why_not(*npu.NEEDS) == library.why_not(*attention.NEEDS) == reason

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from native.npu import facts
+from native.npu.facts import ALL
 from trainer.errors import Fault
 
 
@@ -53,7 +55,6 @@ class Chip:
         return self.sources.get(figure, self.sources.get("", ""))
 
 
-ALL = ("fp32", "bf16", "fp16")
 WITHOUT_BF16 = ("fp32", "fp16")
 _PUBLISHED = "rates published for recipes of this project's sources"
 _910A = {
@@ -120,10 +121,26 @@ def _gpu(
         "net_gbytes": f"assumed: {8 * links[1]:g} Gbit/s a device to other nodes",
         "latency": "assumed",
     }
-    efficiency, types = (0.3, WITHOUT_BF16) if name.startswith("V100") else (0.28, ALL)
+    types = WITHOUT_BF16 if name.startswith(("V100", "T4")) else ALL
+    efficiency = 0.3 if name.startswith("V100") else 0.28
     return Chip(
         name, "cuda", title, memory, *rates, efficiency, *links, 2e-5, types, types, reported, sources
     )
+
+
+def _npu(
+    name: str,
+    title: str,
+    memory: float,
+    rates: tuple[float, float],
+    links: tuple[float, float, float, float],
+    chips: str,
+    reported: str,
+    sources: Mapping[str, str],
+) -> Chip:
+    """Return an Ascend chip of a generation, whose types and attention kernel native/npu/facts.py has."""
+    types, kernels = facts.GENERATIONS[chips], facts.types("npu_fusion_attention", chips)
+    return Chip(name, "npu", title, memory, *rates, 0.24, *links, 3e-5, types, kernels, reported, sources)
 
 
 # fmt: off
@@ -149,26 +166,34 @@ CHIPS = (
     _gpu("GH200", "a GH200 of 96 GB", 96, (989, 67), (450, 50, 4000, 450), "GH200(480GB)?"),
     _gpu("GB200", "one GPU of a GB200 (NVL72), 186 GB", 186, (2500, 80), (900, 50, 8000, 450), "GB200.*"),
     _gpu("B200", "a B200 (HGX) of 180 GB", 180, (2250, 75), (900, 50, 7700, 64), "B200.*", "HGX B200"),
+    _gpu("GB300", "one GPU of a GB300 (NVL72), 288 GB", 288, (2500, 80), (900, 100, 8000, 450), "GB300.*"),
+    _gpu("B300", "a B300 (HGX) of 288 GB", 288, (2250, 75), (900, 100, 8000, 64), "B300.*", "HGX B300"),
+    _gpu("L4", "an L4 of 24 GB", 24, (121, 30.3), (32, 12.5, 300, 32), "L4"),
+    _gpu("L40", "an L40 of 48 GB", 48, (181, 90.5), (32, 25, 864, 32), "L40"),
     _gpu("L40S", "an L40S of 48 GB", 48, (362, 91.6), (32, 25, 864, 32), "L40S"),
     _gpu("A30", "an A30 of 24 GB", 24, (165, 10.3), (100, 12.5, 933, 32), "A30"),
     _gpu("A10", "an A10 of 24 GB", 24, (125, 31.2), (32, 12.5, 600, 32), "A10"),
+    _gpu("A40", "an A40 of 48 GB", 48, (150, 37.4), (32, 25, 696, 32), "A40"),
+    _gpu("T4", "a T4 of 16 GB", 16, (65, 8.1), (16, 12.5, 320, 16), "T4"),
+    _gpu("RTX3090", "an RTX 3090 of 24 GB", 24, (71, 35.6), (32, 12.5, 936, 32), "RTX3090"),
+    _gpu("RTXA6000", "an RTX A6000 of 48 GB", 48, (155, 38.7), (32, 12.5, 768, 32), "RTXA6000"),
+    _gpu("RTX6000Ada", "an RTX 6000 Ada of 48 GB", 48, (182, 91.1), (32, 12.5, 960, 32), "RTX6000Ada.*"),
+    _gpu("RTX5090", "an RTX 5090 of 32 GB", 32, (209, 104.8), (64, 12.5, 1792, 64), "RTX5090"),
     _gpu("RTX4090", "an RTX 4090 of 24 GB", 24, (165, 82.6), (32, 12.5, 1008, 32), "RTX4090"),
     _gpu("V100-32", "a V100 of 32 GB", 32, (125, 15.7), (150, 12.5, 900, 16), "V100-.*32GB.*", "Tesla V100 (SXM2)"),
     _gpu("V100-16", "a V100 of 16 GB", 16, (125, 15.7), (150, 12.5, 900, 16), "V100-.*16GB.*", "Tesla V100 (SXM2)"),
     # CANN calls a chip of the first generation Ascend910B too, without a digit behind it.
-    Chip("910A", "npu", "an Ascend 910A of 32 GB", 32, 256, 16, 0.24, 30, 12.5, 1200, 32, 3e-5, WITHOUT_BF16, (),
-         "910(A|B|ProA|ProB|PremiumA)", _910A),
-    Chip("910B", "npu", "an Ascend 910B (Atlas A2) of 64 GB", 64, 376, 94, 0.24, 196, 25, 1600, 32, 3e-5, ALL, ALL,
-         "910B([123].*|4-1)", _910B),
-    Chip("910B4", "npu", "an Ascend 910B4 (Atlas A2) of 32 GB", 32, 280, 70, 0.24, 196, 25, 800, 32, 3e-5, ALL, ALL,
-         "910B4", _910B4),
+    _npu("910A", "an Ascend 910A of 32 GB", 32, (256, 16), (30, 12.5, 1200, 32), "910", "|".join(facts.FIRST), _910A),
+    _npu("910B", "an Ascend 910B (Atlas A2) of 64 GB", 64, (376, 94), (196, 25, 1600, 32), "A2", "910B([123].*|4-1)",
+         _910B),
+    _npu("910B4", "an Ascend 910B4 (Atlas A2) of 32 GB", 32, (280, 70), (196, 25, 800, 32), "A2", "910B4", _910B4),
     # npu-smi calls it Ascend910, torch_npu by one of several numbers.
-    Chip("910C", "npu", "one die of an Ascend 910C (Atlas A3), 64 GB", 64, 376, 94, 0.24, 196, 25, 1600, 32, 3e-5, ALL,
-         ALL, "910(_93.*|C.*)?", _910C),
-    Chip("950PR", "npu", "an Ascend 950PR (Atlas A5) of 128 GB", 128, 500, 125, 0.24, 1000, 50, 1600, 64, 3e-5, ALL,
-         ALL, "950PR.*", _950),
-    Chip("950DT", "npu", "an Ascend 950DT (Atlas A5) of 144 GB", 144, 500, 125, 0.24, 1000, 50, 4000, 64, 3e-5, ALL,
-         ALL, "950DT.*", _950),
+    _npu("910C", "one die of an Ascend 910C (Atlas A3), 64 GB", 64, (376, 94), (196, 25, 1600, 32), "A3",
+         "910(_93.*|C.*)?", _910C),
+    _npu("950PR", "an Ascend 950PR (Atlas A5) of 128 GB", 128, (500, 125), (1000, 50, 1600, 64), "950", "950PR.*",
+         _950),
+    _npu("950DT", "an Ascend 950DT (Atlas A5) of 144 GB", 144, (500, 125), (1000, 50, 4000, 64), "950", "950DT.*",
+         _950),
 )
 # fmt: on
 NAMED = {chip.name: chip for chip in CHIPS}

@@ -2,11 +2,13 @@
 
 The pages are those of the repository Ascend/op-plugin, commit 517f2e7, folder docs/zh/custom_APIs/torch_npu; types of
 results that the pages leave out, and what can be derived, are from its files op_plugin/config/op_plugin_functions.yaml
-and derivatives.yaml. Numbers are computed in fp32, as CANN does inside.
+and derivatives.yaml. The types that a kernel has on a chip, and those of its weight, are rows of native/npu/facts.py.
+Numbers are computed in fp32, as CANN does inside.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+from native.npu import facts
+
+# The chip that is simulated.
+CHIP = os.environ.get("NPU_CHIP", "Ascend910B3")
+NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
 def require(condition: bool, message: str) -> None:
@@ -23,8 +29,19 @@ def require(condition: bool, message: str) -> None:
 
 
 def _types(name: str, *tensors: Tensor) -> None:
+    """Refuse a type that the row of a kernel does not have on this chip."""
+    known = facts.types(name, facts.generation(CHIP))
+    require(bool(known), f"the {CHIP} has no {name}")
     for x in tensors:
-        require(x.dtype in FLOATS, f"{name} takes float16, bfloat16 or float32, not {x.dtype}")
+        require(NAMES.get(x.dtype) in known, f"{name} takes {', '.join(known)} on this chip, not {x.dtype}")
+
+
+def _weight(name: str, x: Tensor, weight: Tensor) -> None:
+    wide = facts.KERNELS[name].weight == facts.OWN_OR_FP32
+    require(
+        weight.dtype == x.dtype or (wide and weight.dtype == torch.float32),
+        f"the weight of {name} has its type {facts.KERNELS[name].weight}",
+    )
 
 
 # torch_npu-npu_rms_norm.md: 2 to 8 dimensions; gamma has the last of them, in the type of x or float32; the second
@@ -33,12 +50,14 @@ def npu_rms_norm(self: Tensor, gamma: Tensor, epsilon: float = 1e-06) -> tuple[T
     _types("npu_rms_norm", self, gamma)
     require(2 <= self.dim() <= 8, f"npu_rms_norm takes 2 to 8 dimensions, not {self.dim()}")
     require(gamma.shape == self.shape[self.dim() - gamma.dim() :], "gamma has the last dimensions of x")
-    require(gamma.dtype in (self.dtype, torch.float32), "gamma has the type of x or float32")
+    _weight("npu_rms_norm", self, gamma)
     return _RMSNorm.apply(self, gamma, float(epsilon))
 
 
 # op_plugin_functions.yaml, RmsNormBackwardKernelOpApi.cpp: the gradient of gamma is float32.
 def npu_rms_norm_backward(dy: Tensor, self: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    _types("npu_rms_norm_backward", dy, self)
+    _weight("npu_rms_norm_backward", self, gamma)
     require(dy.dtype == self.dtype and dy.shape == self.shape, "dy is like x")
     require(
         rstd.dtype == torch.float32 and rstd.numel() == self.numel() // gamma.numel(), "rstd of npu_rms_norm"
@@ -75,7 +94,8 @@ def npu_add_rms_norm(
     x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-06
 ) -> tuple[Tensor, Tensor, Tensor]:
     _types("npu_add_rms_norm", x1, x2, gamma)
-    require(x1.dtype == x2.dtype == gamma.dtype, "x1, x2 and gamma have one type")
+    _weight("npu_add_rms_norm", x1, gamma)
+    require(x1.dtype == x2.dtype, "x1 and x2 have one type")
     require(
         x1.shape == x2.shape and 1 <= x1.dim() <= 8 and x1.numel() > 0, "x1 and x2 have one shape, not empty"
     )
@@ -84,10 +104,6 @@ def npu_add_rms_norm(
     wide = total.float()
     inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
     return (wide * inverse * gamma.float()).to(x1.dtype), inverse, total
-
-
-# The products of the first generation that the pages of these functions, or of the kernels that they call, list.
-FIRST_GENERATION = {"npu_gelu", "npu_gelu_backward", "npu_rotary_mul", "npu_apply_adam_w", "npu_fast_gelu"}
 
 
 # AddLayerNormKernelNpuOpApi.cpp and derivatives.yaml: norm, mean, inverse deviation, and the sum (only with
@@ -106,16 +122,14 @@ def npu_add_layer_norm(
     require(
         gamma.dtype == beta.dtype and gamma.shape == beta.shape == x1.shape[-1:], "gamma and beta are alike"
     )
-    require(gamma.dtype in (x1.dtype, torch.float32), "gamma has the type of x1 or float32")
+    _weight("npu_add_layer_norm", x1, gamma)
     total = (x1.float() + x2.float()).to(x1.dtype)
     wide = total.float()
     mean = wide.mean(-1, keepdim=True)
     inverse = torch.rsqrt(wide.var(-1, correction=0, keepdim=True) + epsilon)
     out = ((wide - mean) * inverse * gamma.float() + beta.float()).to(x1.dtype)
     if out.requires_grad:
-        out.register_hook(
-            lambda _: require(gamma.dtype == x1.dtype, "the backward kernel takes gamma in the type of x1")
-        )
+        out.register_hook(lambda _: _weight("npu_add_layer_norm_backward", x1, gamma))
     return out, mean.detach(), inverse.detach(), total if additional_output else total.new_empty(0)
 
 
@@ -124,7 +138,7 @@ def npu_add_layer_norm(
 def layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     _types("layer_norm", x, weight)
     require(tuple(shape) == tuple(weight.shape) == tuple(x.shape[-1:]), "the weight has the last dimension")
-    require(weight.dtype in (x.dtype, torch.float32), "the weight has the type of the input or float32")
+    _weight("layer_norm", x, weight)
     require(
         bias is None or (bias.dtype, bias.shape) == (weight.dtype, weight.shape),
         "the bias is like the weight",
@@ -169,6 +183,7 @@ def npu_gelu_backward(grad_output: Tensor, self: Tensor, *, approximate: str = "
     require(
         grad_output.shape == self.shape and approximate in ("none", "tanh"), f"approximate {approximate!r}"
     )
+    _types("npu_gelu_backward", grad_output, self)
     wide = torch.ops.aten.gelu_backward(grad_output.float(), self.float(), approximate=approximate)
     return wide.to(self.dtype)
 
@@ -259,6 +274,7 @@ def npu_apply_adam_w(
     require(all(isinstance(number, (int, float)) for number in numbers), "the first seven are numbers")
     require(not amsgrad and not maximize and max_grad_norm is None, "amsgrad needs max_grad_norm")
     weight, mean, square = out
+    _types("npu_apply_adam_w", grad)
     require(
         len({x.dtype for x in (grad, *out)}) == 1 and len({x.shape for x in (grad, *out)}) == 1,
         "types, shapes",
@@ -449,8 +465,8 @@ def npu_fused_infer_attention_score(
     num_key_value_heads: int = 0,
     block_size: int = 0,
 ) -> tuple[Tensor, Tensor]:
+    _types("npu_fused_infer_attention_score", query, key, value)
     for x in (query, key, value):
-        require(x.dtype in (torch.float16, torch.bfloat16), f"it takes float16 or bfloat16, not {x.dtype}")
         require(
             x.is_contiguous() and x.dim() == 3, "contiguous tensors (B, S, H) and (blocknum, blocksize, H)"
         )

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from trainer.config.chips import CHIPS, reported_chip
 from trainer.config.model_sizes import SIZES
 from trainer.plan import hardware
 from trainer.plan.checks import name_fault
@@ -175,59 +174,6 @@ def test_a_chip_is_assumed_that_has_the_jobs_precision() -> None:
         ("npu", "bf16"): "910B",
         ("npu", "fp16"): "910A",
     }
-
-
-def test_every_figure_of_a_chip_has_a_source() -> None:
-    for chip in CHIPS:
-        for figure in ("memory", "half", "full", "efficiency", "node_gbytes", "net_gbytes", "memory_gbytes"):
-            assert chip.source(figure), (chip.name, figure)
-
-
-@pytest.mark.parametrize(
-    ("reported", "chip"),
-    [
-        ("Ascend910B3", "910B"),
-        ("910B2C", "910B"),
-        ("910ProA", "910A"),
-        ("Ascend910A", "910A"),
-        ("Ascend910_9391", "910C"),
-        ("NVIDIA A100-SXM4-80GB", "A100-80"),
-        ("NVIDIA A100-SXM4-40GB", "A100-40"),
-        ("Tesla V100-SXM2-16GB", "V100-16"),
-        ("NVIDIA H100 80GB HBM3", "H100"),
-        ("NVIDIA H200", "H200"),
-        ("NVIDIA H20", "H20"),
-        ("Ascend950PR", "950PR"),
-        ("Ascend950DT", "950DT"),
-        ("NVIDIA GeForce RTX 4090", "RTX4090"),
-        ("NVIDIA A100 80GB PCIe", "A100-80"),
-        ("NVIDIA H100 PCIe", "H100-PCIe"),
-        ("NVIDIA H100 NVL", "H100-NVL"),
-        ("NVIDIA H200 NVL", "H200"),
-        ("NVIDIA H800", "H800"),
-        ("NVIDIA A800-SXM4-80GB", "A800-80"),
-        ("NVIDIA H20-3e", "H20-141"),
-        ("NVIDIA GH200 480GB", "GH200"),
-        ("NVIDIA GB200", "GB200"),
-        ("NVIDIA B200", "B200"),
-        ("NVIDIA L40S", "L40S"),
-        ("NVIDIA A10", "A10"),
-        ("NVIDIA A30", "A30"),
-        ("Ascend 910B4", "910B4"),
-        ("910B4-1", "910B"),
-        # npu-smi's name of an A3, and CANN's name of a chip of the first generation.
-        ("Ascend910", "910C"),
-        ("Ascend910B", "910A"),
-        # Other chips than those whose names theirs begin with.
-        ("NVIDIA A10G", None),
-        ("NVIDIA L40", None),
-        ("NVIDIA GeForce RTX 4090 D", None),
-        ("NVIDIA GH200 144G HBM3e", None),
-    ],
-)
-def test_a_chip_is_known_by_the_name_that_tools_report(reported: str, chip: str | None) -> None:
-    found = reported_chip(reported)
-    assert (found.name if found else None) == chip
 
 
 def test_auto_does_not_depend_on_the_instructions_of_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:

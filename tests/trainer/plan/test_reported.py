@@ -48,7 +48,7 @@ def test_a_name_that_is_not_in_the_table_changes_nothing(name: object) -> None:
 @pytest.mark.parametrize(
     ("name", "mebibytes", "expected"),
     [
-        ("NVIDIA RTX 6000 Ada Generation", 49140, 51.527),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, 102.642),
         ("NVIDIA H100 80GB HBM3", 81559, None),
         # A part of a card (MIG).
         ("NVIDIA H100 80GB HBM3", 40448, 42.413),
