@@ -248,16 +248,25 @@ def attention(
     causal: bool = True,
     mask: Mask = EVERY_KEY,
     dropout: Dropout | None = None,
+    cap: float = 0.0,
 ) -> Tensor:
-    """Return the attention as two matrix products; heads of `k` and `v` that groups share are repeated."""
+    """Return the attention as two matrix products; heads of `k` and `v` that groups share are repeated.
+
+    `cap`: a soft limit of the scores; 0: none.
+    """
     k, v = repeated(k, q.shape[1]), repeated(v, q.shape[1])
-    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)  # (batch, heads, queries, keys)
+    scores = capped((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1), cap)  # (batch, heads, queries, keys)
     if causal:
         scores = scores.masked_fill(hidden(mask, q.shape[-2], k.shape[-2], q.device), float("-inf"))
     probabilities = torch.softmax(scores, dim=-1)
     if dropout is not None:
         probabilities = probabilities * factors(dropout, probabilities)
     return probabilities @ v
+
+
+def capped(x: Tensor, cap: float) -> Tensor:
+    """Return cap x tanh(x / cap), which is near `x` where that is small; `cap` 0: `x`."""
+    return torch.tanh(x / cap) * cap if cap else x
 
 
 def repeated(x: Tensor, heads: int) -> Tensor:
@@ -283,12 +292,12 @@ def hidden(mask: Mask, queries: int, keys: int, device: torch.device) -> Tensor:
     return mask.made[wanted]
 
 
-def paged_attention(q: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> Tensor:
+def paged_attention(q: Tensor, keys: Tensor, values: Tensor, reach: Reach, cap: float = 0.0) -> Tensor:
     """Return the attention of one new token per text; the pages of some texts are copied at a time."""
     of_text = reach.tables.shape[1] * keys[:1].numel() * keys.element_size()
     texts = max(1, GATHERED // max(1, of_text))
     pieces = (
-        _over_pages(q[at : at + texts], keys, values, reach, slice(at, at + texts))
+        _over_pages(q[at : at + texts], keys, values, reach, slice(at, at + texts), cap)
         for at in range(0, len(q), texts)
     )
     return torch.cat(list(pieces)) if len(q) else torch.empty_like(q)
@@ -300,7 +309,7 @@ def store_in_pages(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, slots: Te
         pages.flatten(0, 1).index_copy_(0, slots, new.to(pages.dtype))
 
 
-def _over_pages(q: Tensor, keys: Tensor, values: Tensor, reach: Reach, texts: slice) -> Tensor:
+def _over_pages(q: Tensor, keys: Tensor, values: Tensor, reach: Reach, texts: slice, cap: float) -> Tensor:
     tables, first, last = reach.tables[texts].long(), reach.first[texts, None], reach.last[texts, None]
     # (texts, groups, positions, dim)
     k, v = (pages[tables].flatten(1, 2).transpose(1, 2) for pages in (keys, values))
@@ -309,7 +318,7 @@ def _over_pages(q: Tensor, keys: Tensor, values: Tensor, reach: Reach, texts: sl
     )  # (texts, groups, heads of a group, dim)
     at = torch.arange(k.shape[2], device=q.device)
     unseen = ((at < first) | (at >= last))[:, None, None]
-    scores = _wide(rows @ k.transpose(-2, -1)).masked_fill(unseen, float("-inf"))
+    scores = capped(_wide(rows @ k.transpose(-2, -1)), cap).masked_fill(unseen, float("-inf"))
     return (torch.softmax(scores, -1).to(v.dtype) @ v).flatten(1, 2)
 
 

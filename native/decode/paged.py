@@ -13,6 +13,7 @@ from native.compiled.arguments import FLOAT, INT, POINTER, SIZE, function, struc
 from native.compiled.library import load, why_not
 from native.compiled.op import address
 from native.paging import PAGE
+from native.reference import capped
 
 __all__ = ["PAGE", "Spans", "attend", "store", "why_not"]
 
@@ -89,8 +90,10 @@ def attend(q: Tensor, key_pages: Tensor, value_pages: Tensor, spans: Spans, scal
     return out
 
 
-def reference(q: Tensor, key_pages: Tensor, value_pages: Tensor, spans: Spans, scale: float) -> Tensor:
-    """Return the same as `attend`, computed in plain torch."""
+def reference(
+    q: Tensor, key_pages: Tensor, value_pages: Tensor, spans: Spans, scale: float, cap: float = 0.0
+) -> Tensor:
+    """Return the same as `attend`, computed in plain torch; `cap`: a soft limit of the scores."""
     out, begins = torch.empty_like(q), spans.begins.tolist()
     for number, (begin, end) in enumerate(itertools.pairwise(begins)):
         table = spans.tables[number, : -(-int(spans.last[begin:end].max()) // PAGE)].long()
@@ -98,7 +101,7 @@ def reference(q: Tensor, key_pages: Tensor, value_pages: Tensor, spans: Spans, s
         values = value_pages[table].permute(1, 0, 2, 3).flatten(1, 2)  # (groups, positions, size)
         share = q.shape[1] // keys.shape[0]
         keys, values = keys.repeat_interleave(share, 0), values.repeat_interleave(share, 0)
-        scores = (q[begin:end].transpose(0, 1) @ keys) * scale  # (heads, tokens, positions)
+        scores = capped((q[begin:end].transpose(0, 1) @ keys) * scale, cap)  # (heads, tokens, positions)
         at = torch.arange(keys.shape[2])
         hidden = (at < spans.first[begin:end, None]) | (at >= spans.last[begin:end, None])
         mixed = torch.softmax(scores.masked_fill(hidden, float("-inf")), -1) @ values

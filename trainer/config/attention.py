@@ -47,12 +47,25 @@ class Heads:
     size: int
     """Width of a head."""
     bias: str = "all"
-    normed: bool = False
-    """Whether each head's query and key have norms."""
+    norms: str = ""
+    """The norms of queries and keys: of each of the `heads`, or of `all` together; "": none."""
     rotary: bool = False
     dropout: float = 0.0
     window: int = 0
     causal: bool = True
+    scaled: bool = False
+    """Whether queries are multiplied by a factor, which makes a copy of them."""
+    cap: float = 0.0
+    """The soft limit of scores; 0: none."""
+
+    @property
+    def normed(self) -> bool:
+        return bool(self.norms)
+
+    @property
+    def plain(self) -> bool:
+        """Return whether no kernel computes these scores, so that torch's products do."""
+        return self.cap > 0
 
     @property
     def width(self) -> int:
@@ -86,23 +99,24 @@ class Heads:
 
     @property
     def divided(self) -> int:
-        """Return the parameters that tensor parallel ranks divide: matrices, and the bias of the first one."""
-        return self.matrices + (self.outputs if self.bias != "none" else 0)
+        """Return the parameters that tensor parallel ranks divide: matrices, biases, and norms of all heads."""
+        norms = self.width + self.keys if self.norms == "all" else 0
+        return self.matrices + norms + (self.outputs if self.bias != "none" else 0)
 
     @property
     def parameters(self) -> int:
         """Return all parameters."""
-        return (
-            self.divided + (self.hidden if self.bias == "all" else 0) + (2 * self.size if self.normed else 0)
-        )
+        norms = 2 * self.size if self.norms == "heads" else 0
+        return self.divided + (self.hidden if self.bias == "all" else 0) + norms
 
     def part(self, ranks: int) -> Heads:
         """Return the heads of one of `ranks` tensor parallel ranks."""
         return replace(self, heads=self.heads // ranks, groups=self.groups // ranks)
 
-    def cached(self, layers: int) -> int:
-        """Return how many numbers a token has in the cache of `layers` layers."""
-        return 2 * layers * self.keys
+    @property
+    def cached(self) -> int:
+        """Return how many numbers a token has in the cache of a layer."""
+        return 2 * self.keys
 
     def whole_scores(self, sequence: int) -> int:
         """Return the operations per token of the scores of all tokens, and of the values that they weigh."""
@@ -132,12 +146,13 @@ class Heads:
         # Inputs are views of the matrix's result, or copies after rotary positions or norms. A CPU rotates in place.
         copies = self.normed or (self.rotary and share.kind != "cpu")
         given = outputs + (keys if copies else 0)
-        by_kernel = always + given + (result if copies else 0)
+        by_kernel = always + given + (result if copies or self.scaled else 0)
         if selective:
             return by_kernel
         masks = share.length**2 * (1 if self.causal else share.samples)
         # The kernels of a CPU and of CUDA make the mask of dropout again in the backward pass.
-        if share.core is AttentionCore.KERNEL and not (self.dropout and share.kind not in ("cpu", "cuda")):
+        by_products = share.core is not AttentionCore.KERNEL or self.plain
+        if not by_products and not (self.dropout and share.kind not in ("cpu", "cuda")):
             sums = WIDE * share.samples * self.heads // share.tensor * share.length
             # Kernels other than the CPU's need a dense mask for all but causal attention.
             masked = (not self.causal or 0 < self.window < share.length) and share.kind != "cpu"
@@ -147,5 +162,6 @@ class Heads:
         # With several samples, or shared keys, the inputs of the products are copied.
         if self.groups != self.heads or share.samples > 1:
             given = 2 * result + (outputs if self.normed else 0)
-        # Scaled queries, the mask, and probabilities: with dropout before and after it, and its factors.
-        return always + result + given + masks + scores * (3 if self.dropout else 1)
+        # Scaled queries, the mask, and probabilities: with dropout before and after it, and its factors; with a soft
+        # limit the tanh of the scores.
+        return always + result + given + masks + scores * ((3 if self.dropout else 1) + (self.cap > 0))

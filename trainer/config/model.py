@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from clusterctl.wire.fields import setting
@@ -13,6 +13,7 @@ from trainer.config.router import TopK
 
 # Matrix kernels want aligned rows; Megatron pads to 128 x tensor parallel.
 VOCAB_MULTIPLE = 128
+GATES = ("silu", "gelu_tanh", "gelu")
 
 
 @dataclass(frozen=True)
@@ -42,20 +43,41 @@ class ModelConfig:
     """Rotate queries and keys by their position instead of adding learned positions."""
     rope: RopeConfig = field(default_factory=RopeConfig)
     """With rotary: base, rotated part and scaling."""
+    rotated: tuple[int, ...] = setting((), least=0)
+    """With rotary: for each layer 1 if it rotates, else 0, repeated up to the last layer; empty: all do."""
     window: int = setting(0, least=0)
     """Tokens that a token attends to, itself included; 0 means all before it."""
+    windowed: tuple[int, ...] = setting((), least=0)
+    """With window: for each layer 1 if it has the window and 0 if its tokens attend to all before them, repeated up to
+    the last layer; empty: all have it."""
+    window_base: float = setting(0.0, least=0.0)
+    """With windowed and rotary: `rope.base` of the layers with the window, whose positions are then not scaled; 0: as
+    in the other layers."""
+    attention_scale: float = setting(0.0, least=0.0)
+    """Factor of attention's scores; 0 means 1 / sqrt(width of a head)."""
+    attention_cap: float = setting(0.0, least=0.0)
+    """Soft limit of attention's scores: cap x tanh(score / cap); 0: none."""
     norm: str = setting("layer", choices=tuple(NORMS))
-    """layer: layer norm, with mean and bias. rms: RMS norm, which only divides by the root mean square."""
+    """layer: layer norm, with mean and bias. rms: RMS norm, which only divides by the root mean square. rms_offset: RMS
+    norm whose weight is stored as its difference from 1."""
     qk_norm: bool = setting(False)
     """Divide each head's query and key by their root mean square, with a weight, before they are rotated."""
+    qk_norm_whole: bool = setting(False)
+    """With qk_norm: divide by the root mean square of all heads' queries together, and of all keys."""
     sandwich_norms: bool = setting(False)
     """Norms also after attention and after the feed-forward part, before their results are added."""
+    input_norms: bool = setting(True)
+    """Norms before attention and before the feed-forward part; false needs sandwich_norms."""
     parallel_residual: bool = setting(False)
     """Attention and the feed-forward part both read the block's input, and both results are added to it."""
     bias: str = setting("all", choices=("all", "qkv", "none"))
     """Which matrices of a block have a bias; qkv: only those of queries, keys and values."""
     tied: bool = setting(True)
     """Whether the embedding table is also the output matrix."""
+    scaled_embeddings: bool = setting(False)
+    """Multiply the embeddings of tokens by sqrt(hidden)."""
+    logit_cap: float = setting(0.0, least=0.0)
+    """Soft limit of the logits: cap x tanh(logit / cap); 0: none."""
     vocab: int = setting(2048, least=2)
     """Number of token ids. The table is padded to a multiple of vocab_multiple; padded ids never appear."""
     vocab_multiple: int = setting(VOCAB_MULTIPLE, least=1)
@@ -64,6 +86,8 @@ class ModelConfig:
     """Width inside the feed-forward layer; 0 means 4 x hidden, with swiglu 8/3 x hidden rounded up to 64."""
     swiglu: bool = setting(False)
     """Use a gated feed-forward layer, silu(gate) x up, instead of GELU; `activation` is then unused."""
+    gate: str = setting("silu", choices=GATES)
+    """With swiglu: the function of the gate."""
     experts: int = setting(0, least=0)
     """Number of experts, of which a router chooses top_k for each token; 0: one feed-forward layer for all tokens.
     Experts have no biases; `ffn` is the width of each."""
@@ -124,11 +148,45 @@ class ModelConfig:
             self.groups,
             self.head_size,
             self.bias,
-            self.qk_norm,
+            ("all" if self.qk_norm_whole else "heads") if self.qk_norm else "",
             self.rotary,
             self.attention_dropout,
             self.window,
             causal=self.kind != "glm",
+            scaled=self.attention_scale > 0,
+            cap=self.attention_cap,
+        )
+
+    @cached_property
+    def each_layer(self) -> tuple[ModelConfig, ...]:
+        """Return the config of each layer, in which that is decided which differs between layers."""
+        made: dict[object, ModelConfig] = {}
+        return tuple(
+            made.setdefault(key, self.decided(*key)) for key in map(self._differences, range(self.layers))
+        )
+
+    def _differences(self, layer: int) -> tuple[bool, bool]:
+        """Return whether a layer rotates, and whether it has the window."""
+        rotated, windowed = (
+            not cycle or cycle[layer % len(cycle)] > 0 for cycle in (self.rotated, self.windowed)
+        )
+        return rotated, windowed
+
+    def decided(self, rotated: bool = True, windowed: bool = True) -> ModelConfig:
+        """Return the config of a layer that rotates or not, with the window or without."""
+        if not (self.rotated or self.windowed):
+            return self
+        rope = self.rope
+        if windowed and self.window_base:
+            rope = RopeConfig(self.window_base, rope.part, rope.interleaved)
+        return replace(
+            self,
+            rotary=self.rotary and rotated,
+            rope=rope,
+            window=self.window if windowed else 0,
+            rotated=(),
+            windowed=(),
+            window_base=0.0,
         )
 
     @cached_property
@@ -174,7 +232,7 @@ class ModelConfig:
     @property
     def norms(self) -> int:
         """Return the norms of the residual stream in one block."""
-        return 4 if self.sandwich_norms else 2
+        return (2 if self.input_norms else 0) + (2 if self.sandwich_norms else 0)
 
     def _feed_forward(self, experts: int) -> int:
         """Return the numbers of the feed-forward matrices, with so many experts."""
@@ -204,9 +262,12 @@ class ModelConfig:
     def parameters(self) -> int:
         """Return the parameters of the model, without the padding of the vocabulary."""
         tables = self.vocab * (1 if self.tied else 2) + self.position_tables * self.position_rows
-        return tables * self.hidden + self.layers * self.layer_parameters() + self.norm_width
+        layers = sum(layer.layer_parameters() for layer in self.each_layer)
+        return tables * self.hidden + layers + self.norm_width
 
     def active_parameters(self) -> int:
         """Return the parameters that a token uses: all but those of experts that are not chosen for it."""
-        unused = self.matrix_parameters() + self.router.parameters - self.used_matrix_parameters()
-        return self.parameters() - self.layers * unused
+        return self.parameters() - sum(
+            layer.matrix_parameters() + layer.router.parameters - layer.used_matrix_parameters()
+            for layer in self.each_layer
+        )

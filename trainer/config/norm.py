@@ -34,4 +34,5 @@ class NormKind:
 NORMS: dict[str, NormKind] = {
     "layer": NormKind("LayerNorm", bias=True, statistics=2, widened=True, decoded=True),
     "rms": NormKind("RMSNorm", decoded=True),
+    "rms_offset": NormKind(),
 }

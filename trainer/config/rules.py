@@ -106,6 +106,14 @@ def _save_faults(config: TrainConfig) -> Iterator[Fault]:
         yield Fault("train.save.copies", problem, "leave it out: the shared disk is the only place")
 
 
+# Settings that change nothing without another one.
+_NEEDED = {
+    **{"windowed": "window", "window_base": "windowed", "rotated": "rotary"},
+    **{"qk_norm_whole": "qk_norm", "gate": "swiglu"},
+}
+_PLAIN = ModelConfig()
+
+
 def model_faults(model: ModelConfig) -> Iterator[Fault]:
     """Yield the faults of a model alone."""
     if model.hidden % model.heads and not model.head_dim:
@@ -129,6 +137,12 @@ def model_faults(model: ModelConfig) -> Iterator[Fault]:
         yield Fault("train.model.rope", "goes with rotary: true, and rotary is false", "add rotary: true")
     if model.swiglu and model.kind == "glm":
         yield Fault("train.model.swiglu", "GLM's feed-forward part is a GELU", "leave swiglu out")
+    for name, other in _NEEDED.items():
+        if getattr(model, name) != getattr(_PLAIN, name) and not getattr(model, other):
+            yield Fault(f"train.model.{name}", f"goes with {other}", f"add {other}, or leave {name} out")
+    if not (model.input_norms or model.sandwich_norms):
+        problem = "is false: without sandwich_norms there is no norm"
+        yield Fault("train.model.input_norms", problem, "add sandwich_norms: true")
     if model.window and model.kind == "glm":
         yield Fault("train.model.window", "a GLM attends to its complete source", "leave window out")
     if 0 < model.positions < model.sequence and not model.rotary:

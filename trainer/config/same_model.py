@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 from trainer.config.model import ModelConfig
 from trainer.errors import Fault
@@ -26,31 +27,21 @@ def init_faults(own: ModelConfig, theirs: ModelConfig, extends: bool) -> Iterato
     yield Fault("train.model.vocab", problem, remedy)
 
 
+# What changes no tensor of a model and nothing that it computes from them: settings of training and lengths.
+_TRAINING = (
+    *("sequence", "positions", "vocab", "vocab_multiple", "dropout", "attention_dropout", "label_smoothing"),
+    *("init_std", "capacity", "aux_loss", "window", "rope"),
+)
+
+
 def _facts(model: ModelConfig) -> dict[str, object]:
     """Return by key of the config the values that determine a model's tensors and their computation."""
-    facts: dict[str, object] = {
-        "kind": model.kind,
-        "layers": model.layers,
-        "hidden": model.hidden,
-        "heads": model.heads,
-        "query_groups": model.groups,
-        "head_dim": model.head_size,
-        "ffn": model.inner,
-        "experts": model.experts,
-        "swiglu": model.swiglu,
-        "rotary": model.rotary,
-        "norm": model.norm,
-        "qk_norm": model.qk_norm,
-        "sandwich_norms": model.sandwich_norms,
-        "parallel_residual": model.parallel_residual,
-        "bias": model.bias,
-        "tied": model.tied,
-        "eps": model.eps,
-    }
-    if model.experts:
-        facts |= {"top_k": model.top_k, "renormalize": model.renormalize, "shared_ffn": model.shared_ffn}
-    if not model.swiglu:
-        facts["activation"] = model.activation
+    facts = {item.name: getattr(model, item.name) for item in fields(model) if item.name not in _TRAINING}
+    facts |= {"query_groups": model.groups, "head_dim": model.head_size, "ffn": model.inner}
+    for name in ("gate",) if not model.swiglu else ("activation",):
+        del facts[name]
+    if not model.experts:
+        facts = {name: value for name, value in facts.items() if name not in ("top_k", "renormalize")}
     if model.rotary:
         rope = model.rope
         facts |= {"rope.base": rope.base, "rope.part": rope.part, "rope.interleaved": rope.interleaved}

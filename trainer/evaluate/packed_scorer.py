@@ -15,7 +15,7 @@ from trainer.evaluate.request import Request, Score
 from trainer.evaluate.scorer import BATCH_TOKENS
 from trainer.generate.loading import free_memory
 from trainer.generate.modules import Step, page_bytes
-from trainer.generate.network import of_model, spans_of
+from trainer.generate.network import heads_of, of_model, spans_of
 from trainer.model.gpt import GPT
 
 # New tokens per step: with 50,257 columns in fp32 their logits take 100 MB.
@@ -33,7 +33,7 @@ def why_not(model: Model) -> str:
         return "it is a GLM, or has experts"
     if model.config.rope.scaling == "dynamic":
         return "its rotary angles depend on the length of the text"
-    page = page_bytes(model.config.attention, model.config.layers)
+    page = page_bytes(heads_of(model))
     size = sum(parameter.numel() * 4 for parameter in parameters) + _pages(model) * page
     if size > free_memory() // 2:
         return "there is no memory for a packed copy"
@@ -112,7 +112,7 @@ class PackedScorer:
             [part.table for part in parts],
             [(part.begin, part.end) for part in parts],
             [0] * len(parts),
-            self._network.config.window,
+            self._network.window,
         )
         step = Step(
             torch.tensor(ids), torch.tensor(positions), spans, torch.tensor(wanted, dtype=torch.int64)

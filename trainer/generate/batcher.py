@@ -86,7 +86,7 @@ class Batcher:
             return
         for _, part in parts:
             part.sequence.make_room(part.end, self.pages, self.network)
-        step = step_of([part for _, part in parts], self.network.is_glm, self.network.config.window)
+        step = step_of([part for _, part in parts], self.network.is_glm, self.network.window)
         logits = self.network.logits(step)
         self.steps += 1
         self._deliver(parts, logits)

@@ -10,10 +10,26 @@ from torch import Tensor
 from native.decode.packed import Packed, quantized_bytes
 from native.decode.paged import Spans
 from native.decode.program import Activation, Buffer, Inputs, Instruction, Op, Program
+from trainer.config.model import ModelConfig
+from trainer.config.norm import NORMS
 from trainer.engine.passes import Model
 from trainer.model.norm import Norm
 
 ACTIVATIONS = {"gelu_tanh": Activation.GELU_TANH, "gelu": Activation.GELU}
+
+
+# The settings of which the compiled decoder has the default alone.
+PLAIN = (
+    *("experts", "rotated", "windowed", "attention_cap", "qk_norm_whole", "input_norms", "gate"),
+    *("scaled_embeddings", "logit_cap"),
+)
+
+
+def is_compiled(config: ModelConfig) -> bool:
+    """Return whether the compiled library has a decoder for such a model."""
+    plain = ModelConfig()
+    usual = all(getattr(config, name) == getattr(plain, name) for name in PLAIN)
+    return usual and NORMS[config.norm].decoded
 
 
 def _even(width: int) -> int:
@@ -113,7 +129,7 @@ class Fused:
         same = {"pages": pages, "width": own.size, "heads": own.heads, "groups": own.groups}
         self._add(Op.PLACE, x=self._qkv, **same, rotated=rotated, interleaved=own.interleaved)
         into = {"out": self._mixed, "rounded": self._mixed_rounded}
-        self._add(Op.ATTEND, x=self._qkv, scale=own.size**-0.5, **same, **into)
+        self._add(Op.ATTEND, x=self._qkv, scale=own.factor * own.size**-0.5, **same, **into)
 
     def _product(self, product: Packed, x: Buffer, of_wanted: bool = False, **parts: object) -> None:
         """Add a product of `x`; `x` is first quantized if the product reads int8."""

@@ -27,7 +27,15 @@ from trainer.generate.blanks import special_tokens
 from trainer.generate.decoder import Decoder
 from trainer.generate.device_network import DEVICE_PROMPT_TOKENS, DeviceNetwork
 from trainer.generate.modules import page_bytes
-from trainer.generate.network import WHOLE_MODEL, Network, Place, device_network, empty_model, network
+from trainer.generate.network import (
+    WHOLE_MODEL,
+    Network,
+    Place,
+    device_network,
+    empty_model,
+    heads_of,
+    network,
+)
 from trainer.generate.on_device import fill, weight_bytes
 from trainer.generate.precision import weight_type
 from trainer.generate.ranks import Division, Ranks, alone, on_ranks
@@ -102,7 +110,7 @@ def plan_memory(
     undivided = empty_model(config)
     largest = max(map(math.prod, shapes_of(undivided, undivided.parallel).values()))
     work = 3 * 4 * largest + 3 * 4 * SCORED_TOKENS * config.vocab + LIBRARIES
-    page = page_bytes(config.attention.part(place.tensor.size), len(model.blocks))
+    page = page_bytes(heads_of(model))
     return Memory(weights, page, _window(config), work, free)
 
 
@@ -115,7 +123,7 @@ def _plan_on_device(config: ModelConfig, kind: str, free: int, place: Place) -> 
         4 * 4 * config.hidden + 2 * each * widest // parts + 2 * each * config.context
     )
     work = step + 3 * 4 * SCORED_TOKENS * config.vocab + ON_DEVICE
-    page = page_bytes(config.attention.part(parts), len(model.blocks), each)
+    page = page_bytes(heads_of(model), each)
     remedy = "use --weights bf16 or fp16, or more devices" if kind == "fp32" else "use more devices"
     return Memory(weight_bytes(model, kind), page, _window(config), work, free, remedy)
 

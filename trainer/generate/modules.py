@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -12,6 +14,8 @@ from native.decode import paged
 from native.decode.matrix import Matrix
 from native.decode.packed import Packed
 from native.decode.paged import PAGE, Spans
+from native.paging import Reach
+from native.reference import capped
 from trainer.config.attention import Heads
 from trainer.engine.passes import Model
 from trainer.model.cuts import WHOLE, cuts_of
@@ -59,25 +63,36 @@ class Cache(PagedCache):
 
     device = "cpu"
 
-    def __init__(self, heads: Heads, pages: int, layers: int) -> None:
-        """`heads`: those of this rank."""
-        self.layers = [paged.pages(pages, heads.groups, heads.size) for _ in range(layers)]
-        self.step: Step | None = None
+    def __init__(self, heads: Sequence[Heads], pages: int) -> None:
+        """`heads`: those of this rank, in each layer."""
+        self.heads = heads
+        self.layers = [paged.pages(pages, own.groups, own.size) for own in heads]
+        self.spans: dict[int, Spans] = {}
 
     def begin(self, step: Step) -> Step:
-        self.step = step
+        self.spans = {own.window: within(step.spans, own.window) for own in self.heads}
         return step
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        assert self.step is not None
         keys, values = self.layers[layer]
-        paged.store(k, v, keys, values, self.step.spans.slots)
-        return paged.attend(q, keys, values, self.step.spans, q.shape[2] ** -0.5)
+        spans, scale, cap = self.spans[self.heads[layer].window], q.shape[2] ** -0.5, self.heads[layer].cap
+        paged.store(k, v, keys, values, spans.slots)
+        if cap:
+            return paged.reference(q, keys, values, spans, scale, cap)
+        return paged.attend(q, keys, values, spans, scale)
 
 
-def page_bytes(heads: Heads, layers: int, each: int = 4) -> int:
-    """Return the bytes of one page in `layers` layers; `each`: the bytes of one number."""
-    return heads.cached(layers) * PAGE * each
+Seen = TypeVar("Seen", Spans, Reach)
+
+
+def within(spans: Seen, window: int) -> Seen:
+    """Return the spans of tokens that see at most `window` positions, their own last; 0: the same spans."""
+    return replace(spans, first=torch.maximum(spans.first, spans.last - window)) if window else spans
+
+
+def page_bytes(heads: Sequence[Heads], each: int = 4) -> int:
+    """Return the bytes of one page in layers with these heads; `each`: the bytes of one number."""
+    return sum(own.cached for own in heads) * PAGE * each
 
 
 class PackedLinear(nn.Module):
@@ -106,9 +121,9 @@ class PackedRowLinear(PackedLinear):
 class PackedTable(nn.Module):
     """The token table, for embeddings and logits; all tensor parallel ranks together have `vocab` rows."""
 
-    def __init__(self, packed: Packed | Matrix, vocab: int, parallel: Parallel) -> None:
+    def __init__(self, packed: Packed | Matrix, own: TokenTable) -> None:
         super().__init__()
-        self.packed, self.vocab, self.parallel = packed, vocab, parallel
+        self.packed, self.vocab, self.parallel, self.cap = packed, own.vocab, own.parallel, own.cap
 
     def forward(self, tokens: Tensor) -> Tensor:
         if self.parallel.size == 1:
@@ -123,7 +138,7 @@ class PackedTable(nn.Module):
 
     def whole(self, own: Tensor) -> Tensor:
         """Return the logits of all ids; `own` are the logits of this rank's rows."""
-        return self.parallel.gather(own, -1)[..., : self.vocab]
+        return capped(self.parallel.gather(own, -1)[..., : self.vocab], self.cap)
 
 
 def fill(
@@ -141,7 +156,7 @@ def fill(
     own = _reader(model, read, parallel)
     for path, module in list(model.named_modules()):
         if isinstance(module, (ColumnLinear, RowLinear, TokenTable)):
-            exchange(model, path, _packed(module, path, own, pack, model.config.vocab, multiple))
+            exchange(model, path, _packed(module, path, own, pack, multiple))
         else:
             for name, _ in list(module.named_parameters(recurse=False)):
                 parameter = nn.Parameter(moved(module, own(f"{path}.{name}")), requires_grad=False)
@@ -162,13 +177,12 @@ def _packed(
     path: str,
     read: Callable[[str], Tensor],
     pack: Callable[[Tensor, Tensor | None], Packed | Matrix],
-    vocab: int,
     multiple: int,
 ) -> nn.Module:
     weight, parallel = read(f"{path}.weight"), module.parallel
     if isinstance(module, TokenTable):
         more = -len(weight) % multiple if parallel.size == 1 else 0
-        return PackedTable(pack(F.pad(weight, (0, 0, 0, more)) if more else weight, None), vocab, parallel)
+        return PackedTable(pack(F.pad(weight, (0, 0, 0, more)) if more else weight, None), module)
     bias = read(f"{path}.bias") if module.bias is not None else None
     if isinstance(module, ColumnLinear):
         return PackedLinear(pack(weight, bias))

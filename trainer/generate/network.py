@@ -23,20 +23,20 @@ from native.compiled import library
 from native.decode.packed import Packed
 from native.decode.paged import PAGE, Spans
 from native.registry import REFERENCE
+from trainer.config.attention import Heads
 from trainer.config.layout import pieces_of
 from trainer.config.model import ModelConfig
-from trainer.config.norm import NORMS
 from trainer.device import Device
 from trainer.engine.passes import Model
-from trainer.generate.fused import Fused, inputs_of
+from trainer.generate.fused import Fused, inputs_of, is_compiled
 from trainer.generate.modules import Cache, PackedTable, PagedCache, Step, fill
 from trainer.generate.on_device import DeviceCache
 from trainer.generate.on_device import fill as fill_device
 from trainer.model.attention.heads import CachedAttention
-from trainer.model.attention.sight import Sight
+from trainer.model.attention.sight import Sight, sight_of
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
-from trainer.model.rotary import Turns, turns
+from trainer.model.rotary import Turns
 from trainer.parallel.pipeline import UNDIVIDED, Pipeline
 from trainer.parallel.tensor import ALONE, Parallel
 
@@ -77,6 +77,11 @@ class Network:
     def is_glm(self) -> bool:
         return self.config.kind == "glm"
 
+    @property
+    def window(self) -> int:
+        """Return how many tokens a token sees in every layer; 0: all, or layers differ and the cache knows."""
+        return 0 if self.config.windowed else self.config.window
+
     @torch.inference_mode()
     def logits(self, step: Step) -> Tensor:
         """Compute the new tokens of a batch; return the logits of the wanted tokens, (wanted, vocab) in fp32.
@@ -103,7 +108,7 @@ class Network:
         """Compute this rank's layers by the model's own modules; return as `compute`."""
         pipeline, model = self.place.pipeline, self.model
         x = self._embedded(ids, positions) if pipeline.is_first else self._received(len(ids))
-        sight = Sight(turns=self._turns(positions))
+        sight = Sight() if self.is_glm else sight_of(self.config, positions)
         for block in model.blocks.values():
             x = block(x, sight)
         if not pipeline.is_last:
@@ -114,9 +119,7 @@ class Network:
 
     def _turns(self, positions: Tensor) -> Turns | None:
         """Return the rotary positions, with the same length for all texts: dynamic scaling depends on it."""
-        if not self.config.rotary or self.is_glm:
-            return None
-        return turns(positions, self.config, self.config.sequence)
+        return None if self.is_glm else sight_of(self.config, positions).turns
 
     def _compute_fused(self, fused: Fused, step: Step, rotated: Turns | None) -> Tensor | None:
         pipeline, tokens = self.place.pipeline, len(step.ids)
@@ -175,6 +178,12 @@ def empty_model(config: ModelConfig, place: Place = WHOLE_MODEL, ops: native.Cho
     return model.eval()
 
 
+def heads_of(model: Model) -> list[Heads]:
+    """Return the heads of this rank in each of its layers."""
+    layers, ranks = model.config.each_layer, model.parallel.size
+    return [layers[int(layer)].attention.part(ranks) for layer in model.blocks]
+
+
 def network(
     config: ModelConfig,
     read: Callable[[str], Tensor],
@@ -188,12 +197,12 @@ def network(
     kernel: whether to use the compiled kernels; None: if they are present. place: the part that this rank has.
     """
     packs = not library.why_not() if kernel is None else kernel
-    model, ranks = empty_model(config, place), place.tensor.size
-    cache = Cache(config.attention.part(ranks), pages, len(model.blocks))
+    model = empty_model(config, place)
+    cache = Cache(heads_of(model), pages)
     fill(model, read, partial(Packed.of, kind=kind, native=packs), place.tensor)
     _attend_over(model, cache)
     ends = place.pipeline.is_first, place.pipeline.is_last
-    fused = Fused(model, *ends) if packs and NORMS[config.norm].decoded and not config.experts else None
+    fused = Fused(model, *ends) if packs and is_compiled(config) else None
     return Network(model, config, cache, fused, place, kind)
 
 
@@ -210,8 +219,7 @@ def device_network(
     ops = ops or native.choose(device.kind)
     model = empty_model(config, place, ops)
     fill_device(model, read, kind, device, place.tensor)
-    heads = config.attention.part(place.tensor.size)
-    cache = DeviceCache(heads, pages, len(model.blocks), kind, device, ops)
+    cache = DeviceCache(heads_of(model), pages, kind, device, ops)
     _attend_over(model, cache)
     return Network(model, config, cache, None, place, kind)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import native
+from native import reference
 from native.decode.matrix import TYPES, Matrix
 from native.decode.paged import PAGE, Spans
 from native.paging import Reach
@@ -23,7 +24,7 @@ from trainer.config.attention import Heads
 from trainer.device import Device
 from trainer.engine.passes import Model
 from trainer.generate import modules
-from trainer.generate.modules import PagedCache, Step, exchange
+from trainer.generate.modules import PagedCache, Step, exchange, within
 from trainer.model.experts import ExpertLinear, Experts
 from trainer.model.layers import TokenTable
 from trainer.model.linear import ColumnLinear, RowLinear
@@ -115,58 +116,67 @@ def _alike(rows: Sequence[int], begins: Sequence[int]) -> list[list[int]]:
     return batches
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """What layers with one window compute of a step."""
+
+    reach: Reach | None = None
+    """Texts with one new token, which come first."""
+    stretches: Sequence[_Stretch] = ()
+    prompts: Sequence[_Prompts] = ()
+
+
 class DeviceCache(PagedCache):
     """Pages on a device: (pages, 16, groups, head size)."""
 
     def __init__(
         self,
-        heads: Heads,
+        heads: Sequence[Heads],
         pages: int,
-        layers: int,
         kind: str,
         device: Device,
         ops: native.Choice,
     ) -> None:
-        """`heads`: those of this rank."""
+        """`heads`: those of this rank, in each layer."""
         # One more page takes what the unused texts of a captured step store.
         self.scratch = pages
-        shape = (pages + 1, PAGE, heads.groups, heads.size)
-        self.device, self.window, self.ops = device.name, heads.window, ops
-        self.layers = [
-            (self._empty(shape, TYPES[kind]), self._empty(shape, TYPES[kind])) for _ in range(layers)
-        ]
+        self.device, self.heads, self.ops = device.name, heads, ops
+        self.layers = [(self._empty(own, TYPES[kind]), self._empty(own, TYPES[kind])) for own in heads]
         self._slots = torch.empty(0)
-        self._reach: Reach | None = None
-        self._stretches: list[_Stretch] = []
-        self._prompts: list[_Prompts] = []
+        self._plans: dict[int, _Plan] = {}
 
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def _empty(self, heads: Heads, dtype: torch.dtype) -> Tensor:
+        shape = (self.scratch + 1, PAGE, heads.groups, heads.size)
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def begin(self, step: Step) -> Step:
-        spans = step.spans
-        self._slots = spans.slots.to(self.device)
+        self._slots = step.spans.slots.to(self.device)
+        windows = {own.window for own in self.heads}
+        self._plans = {window: self._plan(within(step.spans, window), window) for window in windows}
+        ids, positions, wanted = (part.to(self.device) for part in (step.ids, step.positions, step.wanted))
+        return Step(ids, positions, step.spans, wanted)
+
+    def _plan(self, spans: Spans, window: int) -> _Plan:
         begins = spans.begins.tolist()
         # Texts with one new token come first; prompts follow.
         alone = next((row for row, (at, end) in enumerate(pairwise(begins)) if end - at > 1), len(begins) - 1)
-        self._reach = self._reach_of(spans, alone) if alone else None
         rows = range(alone, len(begins) - 1)
         whole = [row for row in rows if _is_whole(spans, begins[row], begins[row + 1])]
-        self._prompts = [
-            self._prompts_of([(begins[row], begins[row + 1]) for row in batch])
+        prompts = [
+            self._prompts_of([(begins[row], begins[row + 1]) for row in batch], window)
             for batch in _alike(whole, begins)
         ]
-        self._stretches = [
-            self._stretch_of(spans, row, begins[row], begins[row + 1])
+        stretches = [
+            self._stretch_of(spans, row, begins[row], begins[row + 1], window)
             for row in rows
             if row not in set(whole)
         ]
-        ids, positions, wanted = (part.to(self.device) for part in (step.ids, step.positions, step.wanted))
-        return Step(ids, positions, spans, wanted)
+        return _Plan(self._reach_of(spans, alone) if alone else None, stretches, prompts)
 
     def use(self, slots: Tensor, reach: Reach) -> None:
         """Let later calls of `attend` be for a step with one new token per text."""
-        self._slots, self._reach, self._stretches, self._prompts = slots, reach, [], []
+        self._slots = slots
+        self._plans = {own.window: _Plan(within(reach, own.window)) for own in self.heads}
 
     def _reach_of(self, spans: Spans, texts: int) -> Reach:
         first, last = spans.first[:texts], spans.last[:texts]
@@ -176,18 +186,18 @@ class DeviceCache(PagedCache):
         tables, first, last = (part.to(self.device) for part in (tables, first, last))
         return Reach(tables, first, last, lengths, from_start)
 
-    def _prompts_of(self, ranges: Sequence[tuple[int, int]]) -> _Prompts:
+    def _prompts_of(self, ranges: Sequence[tuple[int, int]], window: int) -> _Prompts:
         longest = max(end - begin for begin, end in ranges)
         tokens = torch.stack(
             [torch.arange(begin, begin + longest).clamp(max=end - 1) for begin, end in ranges]
         )
         rows = torch.cat([torch.arange(begin, end) for begin, end in ranges])
         places = torch.cat([torch.arange(end - begin) + i * longest for i, (begin, end) in enumerate(ranges)])
-        window = self.window if 0 < self.window < longest else 0
+        window = window if window < longest else 0
         tokens, rows, places = (part.to(self.device) for part in (tokens, rows, places))
         return _Prompts(tokens, rows, places, window)
 
-    def _stretch_of(self, spans: Spans, row: int, begin: int, end: int) -> _Stretch:
+    def _stretch_of(self, spans: Spans, row: int, begin: int, end: int, window: int) -> _Stretch:
         first, last = int(spans.first[begin]), int(spans.last[end - 1])
         start = first // PAGE
         pages = spans.tables[row, start : -(-last // PAGE)].long()
@@ -196,27 +206,32 @@ class DeviceCache(PagedCache):
         seen = int(spans.last[begin])
         is_causal = last - seen == end - begin - 1
         source = None if is_causal else torch.tensor([seen - start * PAGE], device=self.device)
-        window = self.window if int(spans.first[end - 1]) else 0
+        window = window if int(spans.first[end - 1]) else 0
         return _Stretch(begin, end, slots.to(self.device), native.Mask(window, source=source))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        pages = self.layers[layer]
+        pages, own = self.layers[layer], self.heads[layer]
+        plan, attention, over_pages = self._plans[own.window], self.ops.attention, self.ops.paged_attention
+        if own.cap:
+            attention, over_pages = (
+                partial(each, cap=own.cap) for each in (reference.attention, reference.paged_attention)
+            )
         self.ops.store_in_pages(*pages, k, v, self._slots)
-        alone = 0 if self._reach is None else len(self._reach.tables)
-        if self._reach is not None:
-            mixed = self.ops.paged_attention(q[:alone], *pages, self._reach)
+        alone = 0 if plan.reach is None else len(plan.reach.tables)
+        if plan.reach is not None:
+            mixed = over_pages(q[:alone], *pages, plan.reach)
             if alone == len(q):
                 return mixed
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        if self._reach is not None:
+        if plan.reach is not None:
             out[:alone] = mixed
-        for prompts in self._prompts:
+        for prompts in plan.prompts:
             queries, keys, values = (part[prompts.tokens].transpose(1, 2) for part in (q, k, v))
-            mixed = self.ops.attention(queries, keys, values, causal=True, mask=native.Mask(prompts.window))
+            mixed = attention(queries, keys, values, causal=True, mask=native.Mask(prompts.window))
             out[prompts.rows] = mixed.transpose(1, 2).flatten(0, 1)[prompts.places]
-        for stretch in self._stretches:
-            keys, values = (own.flatten(0, 1)[stretch.slots].transpose(0, 1)[None] for own in pages)
+        for stretch in plan.stretches:
+            keys, values = (part.flatten(0, 1)[stretch.slots].transpose(0, 1)[None] for part in pages)
             queries = q[stretch.begin : stretch.end].transpose(0, 1)[None]
-            mixed = self.ops.attention(queries, keys, values, causal=True, mask=stretch.mask)
+            mixed = attention(queries, keys, values, causal=True, mask=stretch.mask)
             out[stretch.begin : stretch.end] = mixed[0].transpose(0, 1)
         return out

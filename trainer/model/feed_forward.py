@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import native
@@ -12,21 +13,30 @@ from trainer.parallel.tensor import Parallel
 
 
 class Activation:
-    """GELU; or with SwiGLU, silu(gate) x up, where gate and up are the halves of the input."""
+    """GELU; or gate(first) x second of the halves of the input, where the gate is silu or GELU."""
 
     def __init__(self, config: ModelConfig, ops: native.Choice) -> None:
-        self.gated, self.ops = config.swiglu, ops
-        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+        self.gate, self.ops = config.gate if config.swiglu else "", ops
+        kind = config.gate if config.swiglu else config.activation
+        self.approximate = "tanh" if kind == "gelu_tanh" else "none"
 
     def __call__(self, inner: Tensor) -> Tensor:
-        if self.gated:
+        if self.gate == "silu":
             return self.ops.swiglu(inner)
+        if self.gate:
+            first, second = inner.chunk(2, -1)
+            return F.gelu(first, approximate=self.approximate) * second
         return self.ops.gelu(inner, self.approximate)
 
     def gradient(self, inner: Tensor, upstream: Tensor) -> Tensor:
         """Return the gradient of `inner` from that of the activation."""
-        if self.gated:
+        if self.gate == "silu":
             return self.ops.swiglu_backward(inner, upstream)
+        if self.gate:
+            with torch.enable_grad():
+                given = inner.detach().requires_grad_()
+                (slope,) = torch.autograd.grad(self(given), given, upstream)
+            return slope
         return self.ops.gelu_backward(inner, upstream, self.approximate)
 
 

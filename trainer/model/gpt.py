@@ -12,14 +12,13 @@ import native
 from trainer.config.layout import Piece
 from trainer.config.model import ModelConfig
 from trainer.model import masks
-from trainer.model.attention.sight import Sight
+from trainer.model.attention.sight import Sight, sight_of
 from trainer.model.layers import (
     PositionTable,
     Transformer,
 )
 from trainer.model.masks import Ends
 from trainer.model.recompute import NOTHING, Recompute
-from trainer.model.rotary import turns
 from trainer.model.token_ids import check_token_ids
 from trainer.parallel.tensor import ALONE, SEQUENCE, Parallel
 
@@ -83,6 +82,8 @@ class GPT(Transformer):
 
     def _embedded(self, tokens: Tensor, at: Tensor) -> Tensor:
         x: Tensor = self.tokens(tokens)
+        if self.config.scaled_embeddings:
+            x = x * self.config.hidden**0.5
         if self.positions is not None:
             x = x + self.positions(at)
         return F.dropout(x, self.config.dropout, self.training)
@@ -91,9 +92,7 @@ class GPT(Transformer):
         separate = self.ends is not None and self.ends.attention
         documents = masks.documents(tokens, self.ends.eod) if separate and self.ends else None
         length = tokens.shape[1] * self.context.size
-        turning = turns(at, self.config, length) if self.config.rotary else None
-        mask = native.Mask(self.config.window if self.config.window < length else 0, documents)
-        return Sight(mask, turning, self.context, self.aux_weight)
+        return sight_of(self.config, at, documents, self.context, self.aux_weight, length)
 
     def check_ids(self, micro: Sequence[Tensor]) -> None:
         """Raise DataError if a token of a micro-batch is outside the vocabulary."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import native
 from native import products
+from native.reference import capped
 from trainer.config.layout import Piece, pieces_of
 from trainer.config.model import ModelConfig
 from trainer.model.attention.heads import Attention
@@ -52,6 +53,7 @@ class TokenTable(nn.Module):
         # The rows of this rank without padding.
         self.real = min(rows, max(0, config.vocab - self.first))
         self.vocab, self.ops, self.parallel, self.both = config.vocab, ops, parallel, both
+        self.cap = config.logit_cap
         # The table as the last embedding returned it for the loss.
         self.other: Tensor | None = None
 
@@ -79,11 +81,11 @@ class TokenTable(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits of the whole vocabulary on every rank; without gradient."""
         own = column_linear(x, self.weight, None, self.parallel)
-        return self.parallel.gather(own, -1)[..., : self.vocab]
+        return capped(self.parallel.gather(own, -1)[..., : self.vocab], self.cap)
 
     def whole_logits(self, x: Tensor) -> Tensor:
         """Return the logits of rows that are whole on every rank, even with sequence parallel; without gradient."""
-        return self.parallel.gather(products.linear(x, self.weight), -1)[..., : self.vocab]
+        return capped(self.parallel.gather(products.linear(x, self.weight), -1)[..., : self.vocab], self.cap)
 
     def loss(self, x: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the mean cross-entropy over the targets that are not -100.
@@ -91,12 +93,12 @@ class TokenTable(nn.Module):
         `smoothing`: this fraction of each target's probability is spread evenly over the vocabulary.
         """
         x, targets = x.flatten(0, 1) if self.parallel.size == 1 else x, targets.flatten()
-        if self.parallel.size == 1:
+        if self.parallel.size == 1 and not self.cap:
             loss = self.ops.linear_cross_entropy(x, self.output_matrix(), targets, self.vocab)
             return loss + smoothing * self.above_mean(x, targets) if smoothing else loss
-        own = column_linear(x, self.output_matrix(), None, self.parallel)
+        own = capped(column_linear(x, self.output_matrix(), None, self.parallel), self.cap)
         part = native.VocabularyPart(self.vocab, self.first, self.real, self.parallel.stacked)
-        return self.ops.vocabulary_cross_entropy(own.flatten(0, 1), targets, part, smoothing)
+        return self.ops.vocabulary_cross_entropy(own.flatten(0, -2), targets, part, smoothing)
 
     def above_mean(self, x: Tensor, targets: Tensor) -> Tensor:
         """Return the mean difference between the logits of the targets and the mean logit.
@@ -141,9 +143,9 @@ class Block(nn.Module):
         """`seeds`: those of the whole model."""
         super().__init__()
         self.seeds = seeds or Seeds()
-        self.norm_1 = norm_of(config, ops)
+        self.norm_1 = norm_of(config, ops) if config.input_norms else None
         self.attention = Attention(config, ops, parallel, recompute)
-        self.norm_2 = norm_of(config, ops)
+        self.norm_2 = norm_of(config, ops) if config.input_norms else None
         self.feed_forward: FeedForward | Experts = (Experts if config.experts else FeedForward)(
             config, ops, parallel
         )
@@ -169,10 +171,13 @@ class Block(nn.Module):
             return picked(self.compute(x, sight, None, seeds), wanted)
         given = self._source(self.norm_1, x)
         chosen = () if wanted is None else (wanted,)
-        mixed = self.attention(self.norm_1(x), sight, *chosen, **given)
+        normal = x if self.norm_1 is None else self.norm_1(x)
+        mixed = self.attention(normal, sight, *chosen, **given)
         x = picked(x, wanted)
         first, second = (None, None) if seeds is None else (seeds[0], seeds[1])
-        if seeds is not None or self.post_norm_1 is not None or self.parallel_residual:
+        if self.norm_2 is None:
+            normal = added = self._added(x, mixed, self.post_norm_1, first)
+        elif seeds is not None or self.post_norm_1 is not None or self.parallel_residual:
             added = self._added(x, mixed, self.post_norm_1, first)
             normal = self.norm_2(x if self.parallel_residual else added)
         else:
@@ -182,10 +187,11 @@ class Block(nn.Module):
         given = self._source(self.norm_2, x if self.parallel_residual else added)
         return self._added(added, self.feed_forward(normal, **given), self.post_norm_2, second)
 
-    def _source(self, norm: Norm, x: Tensor) -> dict[str, Source]:
+    def _source(self, norm: Norm | None, x: Tensor) -> dict[str, Source]:
         """Return the argument that tells a matrix how to compute its input, the norm of `x`, again; or nothing."""
-        again = self.recompute.norms and torch.is_grad_enabled()
-        return {"source": Source(x, norm)} if again else {}
+        if norm is None or not self.recompute.norms or not torch.is_grad_enabled():
+            return {}
+        return {"source": Source(x, norm)}
 
     def _added(self, x: Tensor, part: Tensor, post_norm: Norm | None, seed: Tensor | None) -> Tensor:
         """Return the residual stream plus the result `part` of attention or of the feed-forward part."""
@@ -260,7 +266,7 @@ class Transformer(nn.Module):
         self.add_positions(begins)
         self.blocks = nn.ModuleDict(
             {
-                str(i): Block(config, ops, parallel, recompute, self.seeds)
+                str(i): Block(config.each_layer[i], ops, parallel, recompute, self.seeds)
                 for piece in self.pieces
                 for i in piece.layers
             }

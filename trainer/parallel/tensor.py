@@ -76,6 +76,10 @@ class Parallel:
             dist.all_reduce(x, group=self.group)
         return x
 
+    def shared_sum(self, x: Tensor) -> Tensor:
+        """Return the sum over the ranks, which each of them uses: the backward pass sums its gradient too."""
+        return exchanged(x, self._summed, self._summed)
+
     def _summed(self, x: Tensor) -> Tensor:
         return self.sum(x.clone(memory_format=torch.contiguous_format))
 

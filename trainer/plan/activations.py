@@ -75,15 +75,21 @@ def layer(micro: MicroBatch, selective: bool = False) -> int:
     return saved + masks
 
 
-def inner(micro: MicroBatch, width: int) -> int:
-    """Return the bytes between the two matrices of a feed-forward part: gate, up and product; without a gate two."""
-    return (3 if micro.model.swiglu else 2) * micro.width * micro.tokens * width // micro.tensor
+def inner(micro: MicroBatch, width: int, again: bool = False) -> int:
+    """Return the bytes between the two matrices of a feed-forward part: gate, up and product; without a gate two.
+
+    `again`: the backward pass computes the activation again, so that its results are not kept: the product, and what
+    GELU makes of a gate.
+    """
+    model = micro.model
+    given = 2 if model.swiglu else 1
+    results = 0 if again else 2 if model.swiglu and model.gate != "silu" else 1
+    return (given + results) * micro.width * micro.tokens * width // micro.tensor
 
 
 def feed_forward_inner(micro: MicroBatch, width: int) -> int:
-    """Return the bytes of `inner` without the activation, if the backward pass recomputes it."""
-    again = 0 if micro.cast or micro.adapted else micro.width * micro.tokens * width // micro.tensor
-    return inner(micro, width) - again
+    """Return the bytes of `inner`; the backward pass computes the activation again, but not under autocast."""
+    return inner(micro, width, not (micro.cast or micro.adapted))
 
 
 def experts(micro: MicroBatch) -> int:
@@ -107,7 +113,7 @@ def block_norms(micro: MicroBatch) -> int:
     model = micro.model
     shared = micro.residual if model.parallel_residual else 0
     after = 2 * norm(micro, micro.width) if model.sandwich_norms else 0
-    return 2 * norm(micro) - shared + after
+    return (2 * norm(micro) - shared if model.input_norms else 0) + after
 
 
 def norm(micro: MicroBatch, width: int = 0) -> int:

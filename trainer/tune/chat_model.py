@@ -9,12 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import native
 from trainer.model import masks
-from trainer.model.attention.sight import Sight, picked
+from trainer.model.attention.sight import Sight, picked, sight_of
 from trainer.model.gpt import GPT
 from trainer.model.masks import UNCOUNTED
-from trainer.model.rotary import turns
 from trainer.parallel.tensor import SEQUENCE
 from trainer.tune.progress import CountsAnswers
 
@@ -50,12 +48,9 @@ class ExamplesModel(CountsAnswers, GPT):
         return self.recompute.through(blocks, x, self._sight_of(documents, at))
 
     def _sight_of(self, documents: Tensor, at: Tensor) -> Sight:
-        config = self.config
-        turning = turns(at, config, config.sequence) if config.rotary else None
         # Keys up to the position of this rank's last query.
         seen = documents[:, : at.shape[1] * (self.context.rank + 1)]
-        window = config.window if config.window < documents.shape[1] else 0
-        return Sight(native.Mask(window, seen), turning, self.context, self.aux_weight)
+        return sight_of(self.config, at, seen, self.context, self.aux_weight, documents.shape[1])
 
     @property
     def counts_vary(self) -> bool:

@@ -39,7 +39,35 @@ STARCODER = {
 }
 MOE = {**LLAMA, "query_groups": 0, "experts": 4, "ffn": 48, "shared_ffn": 16, "aux_loss": 0.1}
 TIGHT_MOE = {**MOE, "capacity": 0.75}
+OLMO_3 = {
+    **LLAMA,
+    "qk_norm": True,
+    "qk_norm_whole": True,
+    "sandwich_norms": True,
+    "input_norms": False,
+    "window": 5,
+    "windowed": [1, 0],
+    "window_base": 500.0,
+    "rotated": [0, 1],
+    "eps": 1e-2,
+}
+GEMMA = {
+    **LLAMA,
+    "tied": True,
+    "norm": "rms_offset",
+    "qk_norm": True,
+    "sandwich_norms": True,
+    "gate": "gelu_tanh",
+    "scaled_embeddings": True,
+    "attention_scale": 0.2,
+    "attention_cap": 3.0,
+    "logit_cap": 5.0,
+    "label_smoothing": 0.1,
+    "eps": 1e-2,
+}
 MODELS = {
+    "olmo3": OLMO_3,
+    "gemma": GEMMA,
     "moe": MOE,
     "tight-moe": TIGHT_MOE,
     "gpt": GPT,
@@ -129,6 +157,12 @@ LAYOUTS = [
         id="tight-moe-2x2-all-to-all-zero3",
     ),
     pytest.param("neox", 2, {"zero": 3}, id="neox-data2-zero3"),
+    pytest.param("olmo3", 2, {"parallel": {"tensor": 2}}, id="olmo3-tensor2"),
+    pytest.param(
+        "olmo3", 4, {"parallel": {"tensor": 2, "sequence": True}, "zero": 1}, id="olmo3-2x2-sequence-zero1"
+    ),
+    pytest.param("gemma", 2, {"parallel": {"tensor": 2}}, id="gemma-tensor2"),
+    pytest.param("gemma", 2, {"parallel": {"tensor": 2, "sequence": True}}, id="gemma-tensor2-sequence"),
     pytest.param(
         "glm4",
         4,
@@ -226,6 +260,8 @@ PIPELINES = [
     pytest.param("glm", 4, {"parallel": {"pipeline": 4}, "recompute": "full"}, id="glm-pipeline4"),
     pytest.param("llama", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="llama-pipeline2"),
     pytest.param("moe", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="moe-pipeline2"),
+    pytest.param("olmo3", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="olmo3-pipeline2"),
+    pytest.param("gemma", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="gemma-pipeline2"),
     pytest.param(
         "qwen3",
         8,
@@ -281,6 +317,8 @@ JOURNEYS = [
         id="gpt-pipeline2-1-2x2x2",
     ),
     pytest.param("glm", [(4, {"tensor": 2}, 2), (4, {"pipeline": 2}, 2)], id="glm-2x2-pipeline2"),
+    pytest.param("gemma", [(2, {"tensor": 2}, 0), (2, {"pipeline": 2}, 0)], id="gemma-tensor2-pipeline2"),
+    pytest.param("olmo3", [(2, {"tensor": 2}, 0), (2, {"pipeline": 2}, 0)], id="olmo3-tensor2-pipeline2"),
 ]
 
 

@@ -13,9 +13,16 @@ from safetensors.torch import load_file
 
 from clusterctl.wire.requests import ExportRequest
 from tests.support.weights import assert_equal, checkpoint, logits_of, random_state, state_of
+from trainer.checkpoint.manifest import Origin
+from trainer.checkpoint.store import verify
 from trainer.config.model_sizes import sized
 from trainer.errors import CheckpointError, InputError
+from trainer.generate.loading import load_model
+from trainer.weights.contents import Contents
 from trainer.weights.convert import export_weights, import_weights
+from trainer.weights.families.registry import FAMILIES
+from trainer.weights.huggingface import named_by
+from trainer.weights.lazy import in_memory
 
 SHARED = {
     "hidden_size": 64,
@@ -42,6 +49,18 @@ QWEN3_MOE = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 32,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 12, "rope_theta": 5e5}
+ABSENT = "absent"
+FALCON = {"new_decoder_architecture": True, "num_key_value_heads": ABSENT, "intermediate_size": ABSENT}
+GEMMA = {"num_key_value_heads": 2, "head_dim": 12, "hidden_size": 60, "query_pre_attn_scalar": 12}
+
+
+def by_layers(full: dict[str, Any]) -> dict[str, Any]:
+    """Return the rotary positions of models whose layers with a window have their own."""
+    own = {"rope_type": "default", "rope_theta": 10_000.0}
+    return {"rope_parameters": {"full_attention": {"rope_theta": 1e6, **full}, "sliding_attention": own}}
+
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama3.1": ("Llama", {"num_key_value_heads": 2, **rope("llama3", factor=8.0, **LLAMA_3)}),
@@ -61,10 +80,59 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Glm4",
         {"num_key_value_heads": 2, "head_dim": 16, "attention_bias": False, **rope(**HALF)},
     ),
+    "phi3": ("Phi3", {"num_key_value_heads": 2, "sliding_window": 9, **rope(**HALF)}),
+    "phi3 tied": ("Phi3", {"num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "olmo2": ("Olmo2", {"num_key_value_heads": 2}),
+    "olmo2 tied": ("Olmo2", {"tie_word_embeddings": True}),
+    "olmo3": ("Olmo3", {"sliding_window": 9, "num_hidden_layers": 5, **by_layers(YARN)}),
+    "smollm3": ("SmolLM3", {"num_key_value_heads": 2, "num_hidden_layers": 5}),
+    "smollm3 untied": (
+        "SmolLM3",
+        {"no_rope_layers": [0, 1], "tie_word_embeddings": False, "hidden_act": "gelu_pytorch_tanh"},
+    ),
+    "falcon": ("Falcon", {**FALCON, "num_kv_heads": 2}),
+    "falcon untied": (
+        "Falcon",
+        {**FALCON, "num_kv_heads": 4, "bias": True, "ffn_hidden_size": 90, "tie_word_embeddings": False},
+    ),
+    "gemma2": ("Gemma2", {**GEMMA, "sliding_window": 9, "query_pre_attn_scalar": 21}),
+    "gemma2 untied": (
+        "Gemma2",
+        {
+            **GEMMA,
+            "tie_word_embeddings": False,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 1.5,
+            "layer_types": ["full_attention"] * 2,
+        },
+    ),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            **GEMMA,
+            "sliding_window": 7,
+            "num_hidden_layers": 7,
+            **by_layers({"rope_type": "linear", "factor": 8.0}),
+        },
+    ),
+    "gemma3 untied": (
+        "Gemma3Text",
+        {
+            **GEMMA,
+            "tie_word_embeddings": False,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window": 5,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
     "mixtral": ("Mixtral", {"num_key_value_heads": 2, "num_local_experts": 4, "sliding_window": None}),
     "qwen3-moe": ("Qwen3Moe", {"head_dim": 24, "norm_topk_prob": True, **QWEN3_MOE}),
     "qwen3-moe without renormalizing": ("Qwen3Moe", {"head_dim": 16, "norm_topk_prob": False, **QWEN3_MOE}),
 }
+
+
+# The families whose gradients are compared.
+COMPARED = ("phi3", "olmo2", "olmo3", "smollm3", "falcon", "gemma2", "gemma3")
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +146,11 @@ def peer(transformers: Any, name: str) -> Any:
     """Return a model of transformers with random weights, biases and norms too."""
     kind, given = CASES[name]
     torch.manual_seed(5)
-    config = getattr(transformers, f"{kind}Config")(**{"num_key_value_heads": 4, **SHARED, **given})
-    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    values = {"num_key_value_heads": 4, **SHARED, **given}
+    config = getattr(transformers, f"{kind}Config")(
+        **{key: values[key] for key in values if values[key] != ABSENT}
+    )
+    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -103,6 +174,39 @@ def test_a_family_comes_in_and_goes_out_unchanged(tmp_path: Path, transformers: 
     assert type(again) is type(model)
     with torch.no_grad():
         assert (again(tokens).logits - expected).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.split()[0] in COMPARED])
+def test_the_gradients_are_those_of_transformers(tmp_path: Path, transformers: Any, name: str) -> None:
+    model = peer(transformers, name)
+    model.save_pretrained(tmp_path / "hf")
+    import_weights(tmp_path / "hf", tmp_path / "ours")
+    tokens = torch.randint(0, 128, (2, 41), generator=torch.Generator().manual_seed(2))
+    loss = model(tokens, labels=tokens).loss
+    loss.backward()
+    found = verify(tmp_path / "ours")
+    own = load_model(found)
+    for parameter in own.parameters():
+        parameter.requires_grad_()
+    own_loss: Any = own(tokens[:, :-1], tokens[:, 1:])  # type: ignore[operator]
+    assert own_loss.item() == pytest.approx(loss.item(), abs=1e-6)
+    own_loss.backward()
+    slopes = {
+        name: parameter.grad for name, parameter in own.named_parameters() if parameter.grad is not None
+    }
+    vocab = own.config.vocab
+    held = {
+        key: in_memory(slope[:vocab] if "tokens" in key or "output" in key else slope)
+        for key, slope in slopes.items()
+    }
+    contents = Contents(own.config, held, Origin("test", ""))
+    family = FAMILIES[model.config.model_type]
+    mapped = named_by(family, contents).weights
+    wanted = {key: parameter.grad for key, parameter in model.named_parameters()}
+    split = {key: slope for key, slope in wanted.items() if ".experts." not in key}
+    assert split.keys() <= mapped.keys() and len(split) > 10
+    for key, slope in split.items():
+        torch.testing.assert_close(mapped[key].whole(), slope, rtol=1e-5, atol=1e-5, msg=key)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +260,7 @@ def test_our_named_sizes_are_written_as_their_family_and_read_again(tmp_path: Pa
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type is 'longrope'"),
         ({"rope_scaling": {"type": "su", "factor": 2.0}, "rope_parameters": None}, "rope_type is 'su'"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mscale": 0.7}}, "has mscale"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"hidden_act": "relu2"}, "hidden_act is 'relu2'"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"mlp_bias": True}, "mlp_bias is True"),
         ({"use_sliding_window": True, "sliding_window": 16}, "same window"),

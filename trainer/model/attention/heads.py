@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import native
+from native import reference
 from native.masks import EVERY_KEY
 from native.philox import draws_itself
 from trainer.config.model import ModelConfig
 from trainer.model.attention.sight import Sight, picked
 from trainer.model.linear import ColumnLinear, RowLinear, Source
-from trainer.model.norm import Norm
+from trainer.model.norm import head_norm_of
 from trainer.model.recompute import Recompute
 from trainer.model.rotary import Turns
 from trainer.parallel.tensor import Parallel
@@ -30,13 +31,18 @@ class Attention(nn.Module):
         sizes = config.attention
         own = sizes.part(parallel.size)
         self.heads, self.groups, self.size = own.heads, own.groups, own.size
+        self.rotates, self.has_window, self.norms = config.rotary, config.window > 0, sizes.norms
+        self.cap = config.attention_cap
+        self.factor = config.attention_scale * self.size**0.5 or 1.0
+        """Factor of queries, so that scores / sqrt(size) have the config's scale."""
         self.attention_dropout, self.parallel = config.attention_dropout, parallel
         self.interleaved = config.rope.interleaved
         sections = tuple(sizes.sections.values())
         self.qkv = ColumnLinear(config.hidden, sections, parallel, config.bias != "none")
         self.out = RowLinear(sizes.width, config.hidden, parallel, config.bias == "all")
         self.q_norm, self.k_norm = (
-            Norm(config, ops, self.size, parallel) if config.qk_norm else None for _ in range(2)
+            head_norm_of(config, ops, count, self.size, parallel) if config.qk_norm else None
+            for count in (self.heads, self.groups)
         )
         self.ops, self.recompute = ops, recompute
 
@@ -47,8 +53,9 @@ class Attention(nn.Module):
 
         `source`: how the backward pass computes `x` again.
         """
+        sight = self.own_sight(sight)
         q, k, v = self.project(x, source)
-        if sight.turns is not None:
+        if sight.turns is not None and self.rotates:
             q, k = self.rotate(q, k, sight.turns)
         if sight.context.size > 1:
             # Keys up to the position of this rank's last query.
@@ -59,13 +66,22 @@ class Attention(nn.Module):
     def project(self, x: Tensor, source: Source | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return this rank's queries, keys and values, (batch, heads or groups, sequence, head size)."""
         mixed = self.qkv(x) if source is None else self.qkv(x, source)
-        parts = mixed.view(*mixed.shape[:-1], -1, self.size).split_with_sizes(
-            (self.heads, self.groups, self.groups), -2
-        )
-        q, k, v = (part.transpose(1, 2) for part in parts)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return q, k, v
+        widths = [self.size * count for count in (self.heads, self.groups, self.groups)]
+        q, k, v = mixed.split_with_sizes(widths, -1)
+        if self.norms == "all":
+            q, k = self._normed(q, k)
+        q, k, v = (part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in (q, k, v))
+        if self.norms == "heads":
+            q, k = self._normed(q, k)
+        return q if self.factor == 1.0 else q * self.factor, k, v
+
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.q_norm is not None and self.k_norm is not None
+        return self.q_norm(q), self.k_norm(k)
+
+    def own_sight(self, sight: Sight) -> Sight:
+        """Return what this layer sees."""
+        return sight.windowed if self.has_window and sight.windowed is not None else sight
 
     def rotate(self, q: Tensor, k: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
         """Return the queries and keys of `project` rotated by their positions, in their memory where possible.
@@ -88,6 +104,8 @@ class Attention(nn.Module):
         return result
 
     def _mix(self, mask: native.Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.cap:
+            return reference.attention(q, k, v, True, mask, self._dropout(q.device), self.cap)
         return self.ops.attention(q, k, v, causal=True, mask=mask, dropout=self._dropout(q.device))
 
     def _dropout(self, device: torch.device) -> native.Dropout | None:
@@ -122,8 +140,9 @@ class CachedAttention(nn.Module):
 
     def forward(self, x: Tensor, sight: Sight) -> Tensor:
         q, k, v = self.own.project(x)  # (1, heads or groups, tokens, head size)
-        if sight.turns is not None:
-            q, k = self.own.rotate(q, k, sight.turns)
+        turning = self.own.own_sight(sight).turns
+        if turning is not None and self.own.rotates:
+            q, k = self.own.rotate(q, k, turning)
         q, k, v = (part[0].transpose(0, 1) for part in (q, k, v))
         mixed = self.cache.attend(self.layer, q, k, v)
         return self.own.output(mixed.transpose(0, 1).unsqueeze(0))

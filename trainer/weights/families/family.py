@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainer.config.model import ModelConfig
+from trainer.config.same_model import init_faults
 from trainer.weights.keys import Keys
 from trainer.weights.rules import Rule
 
@@ -19,17 +20,8 @@ ACTIVATIONS = {
 }
 
 
-# Keys of the model that a family has no setting for, unless it says so.
-_PLAIN = ("kind", "rotary", "norm", "bias", "swiglu", "window", "experts", "head_dim")
-_MORE = ("qk_norm", "sandwich_norms", "parallel_residual")
-
-
-def is_like(model: ModelConfig, *free: str, **values: object) -> bool:
-    """Return whether a model has these values, and in other keys our defaults; `free` keys may have any value."""
-    plain = ModelConfig()
-    wanted = {name: getattr(plain, name) for name in (*_PLAIN, *_MORE) if name not in free} | values
-    shares = model.groups != model.heads and "groups" not in free
-    return not shares and all(getattr(model, name) == value for name, value in wanted.items())
+# Hugging Face's names of the functions of a gate, and ours.
+GATES = {"silu": "silu", "swish": "silu", **ACTIVATIONS}
 
 
 @dataclass(frozen=True)
@@ -42,8 +34,6 @@ class Family:
     rules: Sequence[Rule]
     read: Callable[[Keys], ModelConfig]
     write: Callable[[ModelConfig], dict[str, object]]
-    fits: Callable[[ModelConfig], bool]
-    """Returns whether our model can be written as one of this family."""
     prefixes: Sequence[str] = ()
     """Prefixes that tensor names in a file may have; an export writes the first one."""
     ignored: str = r"(?!)"
@@ -53,3 +43,11 @@ class Family:
     def full_name(self, name: str) -> str:
         """Return the name of a tensor in a file that we write."""
         return name if name == self.head else f"{next(iter(self.prefixes), '')}{name}"
+
+    def fits(self, model: ModelConfig) -> bool:
+        """Return whether our model can be written as one of this family: then it is read as the same model."""
+        keys = Keys("", {**self.write(model), "tie_word_embeddings": model.tied})
+        again = self.read(keys)
+        if keys.faults or again.window != model.window:
+            return False
+        return not list(init_faults(again, model, extends=False))

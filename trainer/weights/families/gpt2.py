@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.config.model import ModelConfig
-from trainer.weights.families.family import ACTIVATIONS, Family, is_like
+from trainer.weights.families.family import ACTIVATIONS, Family
 from trainer.weights.keys import Keys
 from trainer.weights.rules import pairs, rule
 
@@ -70,7 +70,6 @@ GPT2 = Family(
     ],
     read=_read_gpt2,
     write=_write_gpt2,
-    fits=is_like,
     # The files of the original models have no prefix.
     prefixes=("transformer.", ""),
     # Old files also contain the attention mask.

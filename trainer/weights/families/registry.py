@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from trainer.weights.families.decoders import GLM, GLM4, LLAMA, MISTRAL, NEOX, QWEN2, QWEN3, STARCODER2
-from trainer.weights.families.experts import MIXTRAL, QWEN3_MOE
+from trainer.weights.families import decoders, experts
+from trainer.weights.families.family import Family
 from trainer.weights.families.gpt2 import GPT2
 
 FAMILIES = {
     family.name: family
-    for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GLM, GLM4, NEOX, STARCODER2, MIXTRAL, QWEN3_MOE)
+    for family in (GPT2, *vars(decoders).values(), *vars(experts).values())
+    if isinstance(family, Family)
 }
 _LATENT = "kv_lora_rank: our attention has one projection for queries, keys and values"
 # Families that our layers cannot compute, and the reason.

@@ -9,6 +9,7 @@ from trainer.config.model import ModelConfig
 from trainer.config.rope import RopeConfig
 from trainer.weights.keys import Keys
 
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
 KNOWN = ("default", "linear", "dynamic", "yarn", "llama3")
 # The keys of a scaling without which transformers refuses it; and those that have no effect here.
 NEEDED = {
@@ -42,6 +43,13 @@ class RopeKind:
     """The fraction of a head that is rotated, if config.json does not say it; 1: the family always rotates all."""
     part_key: str = "partial_rotary_factor"
     interleaved: bool = False
+    window_base: float = 0.0
+    """The base in layers with a window, if config.json does not say it; 0: all layers have the same positions."""
+    window_key: str = ""
+    """Its older key."""
+    known: tuple[str, ...] = KNOWN
+    any_part: bool = False
+    """Whether a model may rotate any part of a head, although `part` is 1."""
 
 
 WHOLE = RopeKind()
@@ -55,8 +63,8 @@ def read_rope(keys: Keys, kind: RopeKind = WHOLE) -> RopeConfig:
     given = _given(keys, kind)
     own = Keys("", given, keys.faults)
     scaling = given.get("rope_type", given.get("type", "default"))
-    if scaling not in KNOWN:
-        keys.faults.append(f"rope_type is {scaling!r}: only {', '.join(KNOWN)} are supported")
+    if scaling not in kind.known:
+        keys.faults.append(f"rope_type is {scaling!r}: only {', '.join(kind.known)} can be mapped")
         scaling = "default"
     unknown = [key for key, value in given.items() if key not in NEUTRAL and value is not None]
     if unknown:
@@ -65,7 +73,7 @@ def read_rope(keys: Keys, kind: RopeKind = WHOLE) -> RopeConfig:
     if missing:
         keys.faults.append(f"rope_type {scaling} needs {', '.join(missing)}")
     part = own.real("partial_rotary_factor", default=kind.part)
-    if kind.part == 1.0 and part != 1.0:
+    if kind.part == 1.0 and part != 1.0 and not kind.any_part:
         keys.faults.append(f"{kind.part_key} is {part}: models of this family rotate whole heads")
     plain, scaled = RopeConfig(), scaling != "default"
     original = own.number("original_max_position_embeddings", default=0, least=0) if scaled else 0
@@ -101,6 +109,10 @@ def _given(keys: Keys, kind: RopeKind) -> dict[str, object]:
             keys.faults.append(f"{name} is {value!r}: a mapping is needed")
             both.append({})
     before, scaling = both
+    if kind.window_base:
+        own = before.get(GLOBAL, {})
+        before = own if isinstance(own, Mapping) else {}
+        scaling = {**before, **scaling} if scaling else {}
     found = dict(scaling or before)
     for ours, theirs, usual in (
         ("rope_theta", kind.base_key, kind.base),
@@ -115,9 +127,19 @@ def _given(keys: Keys, kind: RopeKind) -> dict[str, object]:
     return found
 
 
-def write_rope(model: ModelConfig, with_part: bool = False) -> dict[str, object]:
+def read_window_base(keys: Keys, kind: RopeKind, rope: RopeConfig) -> float:
+    """Return our `window_base`: 0 if layers with a window have the positions `rope` of the others."""
+    given = keys.get("rope_parameters", default={})
+    own = Keys("", given.get(LOCAL) or {} if isinstance(given, Mapping) else {}, keys.faults)
+    usual = keys.real(kind.window_key, default=kind.window_base) if kind.window_key else kind.window_base
+    own.must_be("rope_type", "default", "default", f"the positions of {LOCAL} are not scaled here")
+    base = own.real("rope_theta", default=usual or rope.base)
+    return 0.0 if not kind.window_base or (base == rope.base and rope.scaling == "none") else base
+
+
+def write_rope(model: ModelConfig, kind: RopeKind = WHOLE) -> dict[str, object]:
     """Return the keys of a config.json, old and new."""
-    rope = model.rope
+    rope, with_part = model.rope, kind.part != 1.0 or kind.any_part
     scaling: dict[str, object] = {"rope_type": "default"}
     if rope.scaling != "none":
         scaling = {"rope_type": rope.scaling, "factor": rope.factor}
@@ -129,6 +151,13 @@ def write_rope(model: ModelConfig, with_part: bool = False) -> dict[str, object]
         scaling |= {"beta_slow": rope.beta_slow, "beta_fast": rope.beta_fast}
         scaling |= {"attention_factor": rope.attention} if rope.attention else {}
     part = {"partial_rotary_factor": rope.part} if with_part else {}
-    found: dict[str, object] = {"rope_parameters": {"rope_theta": rope.base, **part, **scaling}}
-    found |= {"rope_theta": rope.base, **part}
+    new: dict[str, object] = {"rope_theta": rope.base, **part, **scaling}
+    if kind.window_base:
+        own = {"rope_theta": model.window_base or rope.base, "rope_type": "default"}
+        new = {GLOBAL: new, LOCAL: own}
+    found: dict[str, object] = {"rope_parameters": new, kind.base_key: rope.base, "rope_theta": rope.base}
+    if part:
+        found |= {kind.part_key: rope.part, **part}
+    if kind.window_key:
+        found[kind.window_key] = model.window_base or rope.base
     return found | ({"rope_scaling": scaling} if rope.scaling != "none" else {})

@@ -11,7 +11,7 @@ from trainer.config.rope import RopeConfig
 from trainer.config.rules import model_faults
 from trainer.errors import CheckpointError, InputError
 from trainer.weights.contents import Contents
-from trainer.weights.families.decoders import LONGEST_SAMPLE
+from trainer.weights.families.kind import LONGEST_SAMPLE
 from trainer.weights.keys import Keys
 from trainer.weights.known_sizes import heads_for, vocab_for
 from trainer.weights.lazy import DTYPES, Lazy
@@ -119,14 +119,20 @@ def _bias(names: Set[str]) -> str:
     return "qkv" if "self_attention.linear_qkv.bias" in names else "none"
 
 
+# The settings that Megatron has with our default alone.
+_UNKNOWN = (
+    *("window", "sandwich_norms", "parallel_residual", "input_norms", "qk_norm_whole", "rotated", "gate"),
+    *("attention_scale", "attention_cap", "scaled_embeddings", "logit_cap"),
+)
+_PLAIN = ModelConfig()
+
+
 def check_fits(model: ModelConfig, wanted: ExportRequest) -> None:
     """Refuse a model that Megatron cannot build, and numbers of ranks or stages that do not divide it."""
     odd = {
         f"kind {model.kind}": model.kind != "gpt",
         f"norm {model.norm}": not NORMS[model.norm].megatron,
-        "window": model.window > 0,
-        "sandwich_norms": model.sandwich_norms,
-        "parallel_residual": model.parallel_residual,
+        **{name: getattr(model, name) != getattr(_PLAIN, name) for name in _UNKNOWN},
         f"rope scaling {model.rope.scaling}": model.rope.scaling != "none",
     }
     if any(odd.values()):
