@@ -6,7 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.ssh.config import MARKS, chain, route_to
@@ -56,10 +56,14 @@ class SshChoice:
         """`choice` is one of CHOICES; the other parameters are those of the two transports."""
         self._choice = checked(choice)
         self._known_hosts = known_hosts
-        self._accept_new = accept_new
-        self._timeout = connect_timeout
         self._ask = ask
         self._config = Configuration(ssh_config)
+        self._options: dict[str, Any] = {
+            "known_hosts": known_hosts,
+            "accept_new": accept_new,
+            "connect_timeout": connect_timeout,
+            "ssh_config": self._config,
+        }
         self._paramiko: SshTransport | None = None
         self._openssh: OpenSshTransport | None = None
         self._change = threading.Lock()
@@ -114,31 +118,20 @@ class SshChoice:
         return ("openssh" if reason else "paramiko"), reason
 
     def _transport_for(self, node: Node) -> SshTransport | OpenSshTransport:
-        name, _ = self.chosen(node)
+        by_openssh = self.chosen(node)[0] == "openssh"
         with self._change:
-            return self._by_openssh() if name == "openssh" else self._by_paramiko()
+            return self._by_openssh() if by_openssh else self._by_paramiko()
 
     def _by_paramiko(self) -> SshTransport:
         from clusterctl.ssh.transport import SshTransport
 
-        self._paramiko = self._paramiko or SshTransport(
-            known_hosts=self._known_hosts,
-            accept_new=self._accept_new,
-            connect_timeout=self._timeout,
-            ssh_config=self._config,
-            ask=self._ask,
-        )
+        self._paramiko = self._paramiko or SshTransport(ask=self._ask, **self._options)
         return self._paramiko
 
     def _by_openssh(self) -> OpenSshTransport:
         from clusterctl.ssh.openssh import OpenSshTransport
 
-        self._openssh = self._openssh or OpenSshTransport(
-            known_hosts=self._known_hosts,
-            accept_new=self._accept_new,
-            connect_timeout=self._timeout,
-            ssh_config=self._config,
-        )
+        self._openssh = self._openssh or OpenSshTransport(**self._options)
         return self._openssh
 
 

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +14,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import ClusterctlError, UsageError, did_you_mean
-from clusterctl.ssh.fabric import Logins, fabric_connection, refuse_unknown_keys
+from clusterctl.ssh.fabric import Logins, NodeStream, OnOutput, fabric_connection, refuse_unknown_keys
 from clusterctl.ssh.load_paramiko import load_paramiko
 from clusterctl.transport.completed import Completed
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
-
-OnOutput = Callable[[str, bytes], None]
 
 
 @dataclass(frozen=True)
@@ -114,30 +112,6 @@ def _line_in(path: Path, problem: BaseException) -> str:
     own = (str(path), str(path.absolute()))
     here = [frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename in own]
     return f":{here[-1]}" if here else ""
-
-
-class NodeStream:
-    """A text stream that passes each text written to it to `on_output`, as output of one node."""
-
-    encoding = "utf-8"
-
-    def __init__(self, name: str, on_output: OnOutput) -> None:
-        self._name, self._on_output = name, on_output
-
-    def write(self, text: str) -> int:
-        if text:
-            self._on_output(self._name, text.encode("utf-8", "surrogateescape"))
-        return len(text)
-
-    def flush(self) -> None:
-        """Do nothing: each write is passed on immediately."""
-
-    def isatty(self) -> bool:
-        return False
-
-    def fileno(self) -> int:
-        # invoke copies every stream without this method.
-        raise OSError("a node's output has no file")
 
 
 class ThreadOutput(NodeStream):

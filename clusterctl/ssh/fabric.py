@@ -5,7 +5,7 @@ fabric's own client would accept any host key, and would read ~/.ssh/config in i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +14,8 @@ from clusterctl.ssh.load_paramiko import load_paramiko
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.ssh.gateways import Login
+
+OnOutput = Callable[[str, bytes], None]
 
 
 class Writer(Protocol):
@@ -98,31 +100,36 @@ def _connection(logins: Logins, node: Node, first: Login, streams: dict[str, Wri
 def _hidden(options: dict[str, object]) -> dict[str, object]:
     """Return the options of a command with `hide` obeyed: invoke ignores it where a connection has own streams."""
     hide = options.get("hide")
-    found: dict[str, object] = dict(options)
+    found, nowhere = dict(options), NodeStream("", lambda name, data: None)
     if hide in (True, "both", "out", "stdout"):
-        found.setdefault("out_stream", Nowhere())
+        found.setdefault("out_stream", nowhere)
     if hide in (True, "both", "err", "stderr"):
-        found.setdefault("err_stream", Nowhere())
+        found.setdefault("err_stream", nowhere)
     return found
 
 
-class Nowhere:
-    """A stream that drops what is written."""
+class NodeStream:
+    """A text stream that passes each text written to it to `on_output`, as output of one node."""
 
     encoding = "utf-8"
 
+    def __init__(self, name: str, on_output: OnOutput) -> None:
+        self._name, self._on_output = name, on_output
+
     def write(self, text: str) -> int:
+        if text:
+            self._on_output(self._name, text.encode("utf-8", "surrogateescape"))
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: nothing is kept."""
+        """Do nothing: each write is passed on immediately."""
 
     def isatty(self) -> bool:
         return False
 
     def fileno(self) -> int:
         # invoke copies every stream without this method.
-        raise OSError("this stream has no file")
+        raise OSError("a node's output has no file")
 
 
 def refuse_unknown_keys() -> None:

@@ -8,15 +8,10 @@ import hashlib
 import os
 import re
 import struct
-import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import HostKeyChanged, HostKeyUnknown
-
-# Seconds for ssh-keygen to search one file.
-KEYGEN_LIMIT = 10.0
 
 
 @dataclass(frozen=True)
@@ -96,44 +91,6 @@ def unknown(node: str, shown: HostKey | None) -> HostKeyUnknown:
     # The hint is the same for every node, so that it is shown once.
     hint = "`clusterctl nodes trust` shows and records new keys; --accept-new-host-keys records them without asking"
     return HostKeyUnknown(node, f"its host key is not known: {shown or 'it showed none'}", hint)
-
-
-def recorded(name: str, files: Sequence[Path]) -> tuple[HostKey, ...]:
-    """Return the recorded keys of a host as ssh-keygen finds them: hashed names and patterns too."""
-    found: list[HostKey] = []
-    for path in files:
-        if not path.is_file():
-            continue
-        for line in _lines_of(name, path):
-            fields = line.split()
-            if len(fields) >= 3 and not line.startswith(("#", "@")):
-                found.append(host_key(fields[1], fields[2]))
-    return tuple(dict.fromkeys(found))
-
-
-def _lines_of(name: str, path: Path) -> list[str]:
-    argv = ["ssh-keygen", "-F", name, "-f", str(path)]
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=KEYGEN_LIMIT
-        )
-    except subprocess.TimeoutExpired:
-        return []
-    return done.stdout.decode(errors="replace").splitlines()
-
-
-def is_new(name: str, files: Sequence[Path]) -> bool:
-    """Return whether no line of these files can name the host; a hashed name, a pattern or a marker may name it."""
-    for path in files:
-        try:
-            data = path.read_bytes().lower()
-        except OSError:
-            continue
-        if name.lower().encode() in data or any(mark in data for mark in (b"|1|", b"*", b"?", b"\n@")):
-            return False
-        if data.startswith(b"@"):
-            return False
-    return True
 
 
 def append(path: Path, name: str, key: HostKey) -> None:

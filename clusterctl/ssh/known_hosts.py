@@ -14,10 +14,16 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clusterctl.ssh import host_keys
+from clusterctl.ssh.config import KNOWN_HOSTS, Route, route_to
+from clusterctl.ssh.config_query import Configuration
 from clusterctl.ssh.host_keys import HostKey, host_key
 from clusterctl.text import plural
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
 
 
 class _Table:
@@ -120,6 +126,11 @@ class KnownHosts:
         with self._change:
             return next((found for table in self._tables if (found := table.of(name))), [])
 
+    def of_all(self, name: str) -> tuple[HostKey, ...]:
+        """Return the keys recorded for a host in all files, as OpenSSH accepts them."""
+        with self._change:
+            return tuple(dict.fromkeys(key for table in self._tables for key in table.of(name)))
+
     def record(self, name: str, key: HostKey) -> None:
         """Append a key to the first file."""
         with self._change:
@@ -141,3 +152,30 @@ class KnownHosts:
         if not accept_new:
             raise host_keys.unknown(node, key)
         self.record(name, key)
+
+
+class Recorder:
+    """The known_hosts files of each route: the cluster's own, if there is one, then the user's. Each is read once."""
+
+    def __init__(self, own: Path | None, config: Configuration | str | None) -> None:
+        """`config` replaces the user's configuration; "none" means an empty one."""
+        self._own = own
+        self._config = config if isinstance(config, Configuration) else Configuration(config)
+        self._known: dict[tuple[str, ...], KnownHosts] = {}
+        self._change = threading.Lock()
+
+    def record(self, node: Node, key: HostKey) -> Path:
+        """Record a host key for a node; return the file it was written to."""
+        route = route_to(node, self._config)
+        known = self._known_hosts(route)
+        known.record(route.name, key)
+        return known.files[0]
+
+    def _known_hosts(self, route: Route) -> KnownHosts:
+        with self._change:
+            known = self._known.get(route.known_hosts)
+            if known is None:
+                named = [Path(name).expanduser() for name in route.known_hosts if name.lower() != "none"]
+                files = [*([self._own] if self._own else []), *named]
+                known = self._known[route.known_hosts] = KnownHosts(files or [Path(KNOWN_HOSTS).expanduser()])
+            return known

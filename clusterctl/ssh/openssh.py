@@ -20,27 +20,12 @@ from clusterctl.agent.frames import SILENCE
 from clusterctl.errors import HostKeyUnknown, NodeError, Unreachable, UsageError
 from clusterctl.settings import environment
 from clusterctl.ssh import host_keys
-from clusterctl.ssh.config import (
-    KNOWN_HOSTS,
-    Route,
-    chain,
-    route_to,
-)
+from clusterctl.ssh.config import Route, chain, route_to
 from clusterctl.ssh.config_query import Configuration
 from clusterctl.ssh.host_keys import HostKey, SeenKey
-from clusterctl.ssh.openssh_child import (
-    ENDING,
-    Child,
-    ChildStream,
-    Logs,
-)
-from clusterctl.ssh.openssh_log import (
-    HopLog,
-    Unrecorded,
-    culprit,
-    plain,
-    refusal,
-)
+from clusterctl.ssh.known_hosts import Recorder
+from clusterctl.ssh.openssh_child import ENDING, Child, ChildStream, Logs
+from clusterctl.ssh.openssh_log import HopLog, Unrecorded, culprit, plain, refusal
 from clusterctl.ssh.retry import HANDSHAKE_LIMIT, retried
 from clusterctl.transport.open_files import raise_limit
 
@@ -77,7 +62,7 @@ FIXED = {
 }
 
 
-class OpenSshTransport:
+class OpenSshTransport(Recorder):
     """Reaches nodes over SSH with one child process each; thread-safe, one instance serves a whole command."""
 
     def __init__(
@@ -92,16 +77,14 @@ class OpenSshTransport:
 
         `ssh_config` replaces the user's configuration; "none" means an empty one.
         """
-        self._config = ssh_config if isinstance(ssh_config, Configuration) else Configuration(ssh_config)
+        super().__init__(known_hosts, ssh_config)
         if self._config.program is None:
             raise UsageError(
                 "this machine has no `ssh` program", "install OpenSSH's client, or use --ssh paramiko"
             )
-        self._own_known_hosts = known_hosts
         self._accept_new = accept_new
         self._timeout = connect_timeout
         self._queues: dict[tuple[str, int, str | None], LoginQueue] = {}
-        self._change = threading.Lock()
         raise_limit()
 
     def connect(self, node: Node) -> Connection:
@@ -119,22 +102,9 @@ class OpenSshTransport:
     def seen(self, node: Node) -> SeenKey:
         """Return the host key that a node shows now, and the recorded ones, without logging in."""
         route = route_to(node, self._config)
-        recorded = host_keys.recorded(route.name, self._known_hosts(route))
+        recorded = self._known_hosts(route).of_all(route.name)
         key = retried(lambda: self._scan(node.name, route, [entry.kind for entry in recorded]))
         return SeenKey(node.name, route.name, key, recorded)
-
-    def record(self, node: Node, key: HostKey) -> Path:
-        """Record a host key for a node; return the file it was written to."""
-        route = route_to(node, self._config)
-        path = self._known_hosts(route)[0]
-        with self._change:
-            host_keys.append(path, route.name, key)
-        return path
-
-    def _known_hosts(self, route: Route) -> list[Path]:
-        own = [self._own_known_hosts] if self._own_known_hosts else []
-        named = [Path(file) for file in route.known_hosts if file.lower() != "none"]
-        return [*own, *named] or [Path(KNOWN_HOSTS).expanduser()]
 
     # ---- logging in
 
@@ -147,7 +117,7 @@ class OpenSshTransport:
             # needed.
             if self._accept_new:
                 for index, hop in enumerate(chain(route)):
-                    if host_keys.is_new(hop.name, self._known_hosts(hop)):
+                    if not self._known_hosts(hop).of_all(hop.name):
                         new[index] = Path(folder) / str(index)
             while True:
                 try:
@@ -164,8 +134,7 @@ class OpenSshTransport:
     def _keep(self, route: Route, path: Path) -> None:
         """Record the host keys that ssh wrote into a separate file."""
         for key in _keys_in(path):
-            with self._change:
-                host_keys.append(self._known_hosts(route)[0], route.name, key)
+            self._known_hosts(route).record(route.name, key)
 
     def _attempt(self, node: str, route: Route, more: list[str], command: str, new: dict[int, Path]) -> Child:
         routes = chain(route)
@@ -190,7 +159,8 @@ class OpenSshTransport:
         hops = _hops(node, routes, child.logs)
         hop = culprit(hops)
         output = child.words_left().decode(errors="replace").strip()
-        problem = refusal(hops, output, self._known_hosts(hop.route), self._limit(hop.route), ended)
+        recorded = self._known_hosts(hop.route).of_all(hop.route.name)
+        problem = refusal(hops, output, recorded, self._limit(hop.route), ended)
         if isinstance(problem, HostKeyUnknown) and self._accept_new:
             return Unrecorded(hops.index(hop), problem)
         if isinstance(problem, NodeError) and hop is hops[0] and len(hops) > 1:
@@ -259,7 +229,7 @@ class OpenSshTransport:
         """Return the options for the last server of a chain, including the commands for the servers before
         it."""
         route, index = routes[-1], len(routes) - 1
-        files = [str(file) for file in self._known_hosts(route)]
+        files = [str(file) for file in self._known_hosts(route).files]
         if index in new:
             files = [str(new[index])] if alone else [str(new[index]), *files]
         options = {

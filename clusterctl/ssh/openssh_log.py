@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from clusterctl.errors import ClusterctlError, HostKeyUnknown, LoginRefused, NoAddress, Unreachable
 from clusterctl.ssh import host_keys
@@ -89,9 +88,10 @@ def culprit(hops: Sequence[HopLog]) -> HopLog:
 
 
 def refusal(
-    hops: Sequence[HopLog], proxy_words: str, known_hosts: Sequence[Path], timeout: float, ended: bool
+    hops: Sequence[HopLog], proxy_words: str, recorded: Sequence[HostKey], timeout: float, ended: bool
 ) -> ClusterctlError | Dropped:
-    """Return the error for a failed login; `proxy_words`: a ProxyCommand's output; `ended`: whether ssh has ended."""
+    """Return the error for a failed login; `proxy_words`: a ProxyCommand's output; `recorded`: the
+    keys known for the server at fault; `ended`: whether ssh has ended."""
     hop = culprit(hops)
     node, route, text = hop.node, hop.route, hop.text
     if hop.logged_in:
@@ -99,7 +99,7 @@ def refusal(
     if _REVOKED.search(text):
         return host_keys.revoked(node, hop.shown)
     if _CHANGED.search(text) or _UNKNOWN.search(text):
-        return _host_key(hop, known_hosts)
+        return _host_key(hop, recorded)
     if _REFUSED.search(text):
         return _login(hop)
     network_error = _network_error(hop, hops, proxy_words)
@@ -116,8 +116,7 @@ def refusal(
     return Unreachable(node, f"ssh: {_last_line(text) or proxy_words or 'it ended without a message'}")
 
 
-def _host_key(hop: HopLog, known_hosts: Sequence[Path]) -> ClusterctlError:
-    recorded = host_keys.recorded(hop.route.name, known_hosts)
+def _host_key(hop: HopLog, recorded: Sequence[HostKey]) -> ClusterctlError:
     shown = hop.shown
     if recorded and shown is not None:
         alike = [entry for entry in recorded if entry.kind == shown.kind]

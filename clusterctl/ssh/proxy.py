@@ -42,7 +42,9 @@ def connected(route: Route, timeout: float, worked: dict[tuple[str, int], Place]
             problem = failed
     family = FAMILIES.get(route.family, socket.AF_UNSPEC)
     try:
-        found = socket.getaddrinfo(route.host, route.port, family, socket.SOCK_STREAM)
+        # Python would load its table of international names, which takes 5 ms, also for a name of plain letters.
+        name = route.host.encode() if route.host.isascii() else route.host
+        found = socket.getaddrinfo(name, route.port, family, socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):
         if last is not None:
             raise problem from None

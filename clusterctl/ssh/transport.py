@@ -8,25 +8,18 @@ part of the handshake.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import ClusterctlError, LoginRefused, Unreachable
 from clusterctl.settings import inherited
-from clusterctl.ssh.config import (
-    AGENT,
-    KNOWN_HOSTS,
-    Route,
-    route_to,
-)
+from clusterctl.ssh.config import AGENT, Route, route_to
 from clusterctl.ssh.config_query import Configuration
 from clusterctl.ssh.gateways import Gateways, Login, LoginQueues, dial
 from clusterctl.ssh.host_keys import HostKey, SeenKey, key_file
-from clusterctl.ssh.known_hosts import KnownHosts
+from clusterctl.ssh.known_hosts import Recorder
 from clusterctl.ssh.load_paramiko import load_paramiko
 from clusterctl.ssh.proxy import Place, ProxySocket
 from clusterctl.ssh.retry import HANDSHAKE_LIMIT, STALLED, Dropped, retried
@@ -40,7 +33,7 @@ if TYPE_CHECKING:
     from clusterctl.transport.connection import Connection
 
 
-class SshTransport:
+class SshTransport(Recorder):
     """Reaches nodes over SSH; thread-safe, one instance serves a whole command."""
 
     def __init__(
@@ -54,14 +47,11 @@ class SshTransport:
     ) -> None:
         """`known_hosts` is the cluster's own file, read before the user's. `ssh_config` replaces the user's
         configuration; "none" means an empty one. `ask` returns the passphrase that the user types for a key."""
-        self._own_known_hosts = known_hosts
+        super().__init__(known_hosts, ssh_config)
         self._accept_new = accept_new
         self._timeout = connect_timeout
-        self._ssh_config = ssh_config if isinstance(ssh_config, Configuration) else Configuration(ssh_config)
         self._ask = ask
         self._keys: Keys | None = None
-        self._known: dict[tuple[str, ...], KnownHosts] = {}
-        self._change = threading.Lock()
         self._queues = LoginQueues()
         # By host and port, the last address that answered.
         self._worked: dict[tuple[str, int], Place] = {}
@@ -93,33 +83,15 @@ class SshTransport:
 
     def log_in(self, node: Node) -> Login:
         """Log in to a node without starting anything. The caller closes the login."""
-        return self._log_in(node.name, route_to(node, self._ssh_config))
+        return self._log_in(node.name, route_to(node, self._config))
 
     def seen(self, node: Node) -> SeenKey:
         """Return the host key that a node shows now, and the recorded ones, without logging in."""
-        route = route_to(node, self._ssh_config)
+        route = route_to(node, self._config)
         shown: list[HostKey] = []
         with contextlib.suppress(_Enough):
             retried(lambda: self._shake_hands(node.name, route, lambda key: _enough(shown, key)))
         return SeenKey(node.name, route.name, shown[0], tuple(self._known_hosts(route).of(route.name)))
-
-    def record(self, node: Node, key: HostKey) -> Path:
-        """Record a host key for a node; return the file it was written to."""
-        route = route_to(node, self._ssh_config)
-        known = self._known_hosts(route)
-        known.record(route.name, key)
-        return known.files[0]
-
-    def _known_hosts(self, route: Route) -> KnownHosts:
-        with self._change:
-            known = self._known.get(route.known_hosts)
-            if known is None:
-                names = [name for name in route.known_hosts if name.lower() != "none"]
-                if self._own_known_hosts is not None:
-                    names.insert(0, str(self._own_known_hosts))
-                files = [Path(os.path.expanduser(name)) for name in names or (KNOWN_HOSTS,)]
-                known = self._known[route.known_hosts] = KnownHosts(files)
-            return known
 
     # ---- connecting
 
