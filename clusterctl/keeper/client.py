@@ -29,7 +29,7 @@ from clusterctl.agent.frames import (
     to_payload,
 )
 from clusterctl.backends.reach import transport_to
-from clusterctl.errors import ClusterctlError, LinkLost, NodeError, UsageError
+from clusterctl.errors import ClusterctlError, LinkLost, UsageError
 from clusterctl.keeper import address as place
 from clusterctl.keeper.messages import KeeperHello, KeeperStatus, LinkRequest, WayOptions
 from clusterctl.transport.connection import Connection, read_answer
@@ -249,13 +249,8 @@ def _lost(node: str) -> LinkLost:
 
 
 def error_from_json(value: Mapping[str, Any]) -> ClusterctlError:
-    """Return the error that was raised in the keeper."""
-    message, hint = str(value["message"]), str(value["hint"])
-    if value["class"] == "RequestFailed":
-        return RequestFailed(value["node"], value["kind"], message, hint)
-    kind: Any = getattr(errors, str(value["class"]), ClusterctlError)
-    first = [str(value["node"])] if issubclass(kind, NodeError) else []
-    made: ClusterctlError = kind(*first, message, hint)
+    """Return the error that was raised in the keeper, which runs the same code."""
+    made: ClusterctlError = getattr(errors, str(value["class"]), ClusterctlError)(*value["args"])
     return made
 
 

@@ -313,19 +313,17 @@ class _Outgoing:
         self._line.close()
 
 
-# ---- conversion to and from JSON
-
-
-def error_to_json(problem: BaseException) -> dict[str, str]:
-    """Return an error as JSON values; the command raises it again."""
+def error_to_json(problem: BaseException) -> dict[str, object]:
+    """Return an error as the name of its class and its arguments; the command raises it again."""
     if isinstance(problem, RequestFailed):
-        return {"class": "RequestFailed", "node": problem.node, "kind": problem.kind, "message": problem.reason,
-                "hint": problem.hint}  # fmt: skip
-    if isinstance(problem, NodeError):
-        name = type(problem).__name__
-        return {"class": name, "node": problem.node, "message": problem.reason, "hint": problem.hint}
-    if isinstance(problem, ClusterctlError):
-        return {"class": type(problem).__name__, "message": problem.message, "hint": problem.hint}
-    if isinstance(problem, StreamEnded):
-        return {"class": "LinkLost", "node": "", "message": str(problem), "hint": ""}
-    return {"class": "LinkLost", "node": "", "message": repr(problem), "hint": ""}
+        arguments = [problem.node, problem.kind, problem.reason, problem.hint]
+    elif isinstance(problem, NodeError):
+        arguments = [problem.node, problem.reason, problem.hint]
+    elif isinstance(problem, ClusterctlError):
+        arguments = [problem.message, problem.hint]
+    else:
+        return {
+            "class": "LinkLost",
+            "args": ["", str(problem) if isinstance(problem, StreamEnded) else repr(problem)],
+        }
+    return {"class": type(problem).__name__, "args": arguments}

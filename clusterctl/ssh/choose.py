@@ -6,7 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.ssh.config import MARKS, chain, route_to
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.transport.connection import Connection
     from clusterctl.transport.fanout import Stream
 
+T = TypeVar("T")
 CHOICES = ("auto", "paramiko", "openssh")
 
 
@@ -58,12 +59,8 @@ class SshChoice:
         self._known_hosts = known_hosts
         self._ask = ask
         self._config = Configuration(ssh_config)
-        self._options: dict[str, Any] = {
-            "known_hosts": known_hosts,
-            "accept_new": accept_new,
-            "connect_timeout": connect_timeout,
-            "ssh_config": self._config,
-        }
+        self._accept_new = accept_new
+        self._timeout = connect_timeout
         self._paramiko: SshTransport | None = None
         self._openssh: OpenSshTransport | None = None
         self._change = threading.Lock()
@@ -122,16 +119,25 @@ class SshChoice:
         with self._change:
             return self._by_openssh() if by_openssh else self._by_paramiko()
 
+    def _made(self, kind: Callable[..., T], **more: object) -> T:
+        return kind(
+            known_hosts=self._known_hosts,
+            accept_new=self._accept_new,
+            connect_timeout=self._timeout,
+            ssh_config=self._config,
+            **more,
+        )
+
     def _by_paramiko(self) -> SshTransport:
         from clusterctl.ssh.transport import SshTransport
 
-        self._paramiko = self._paramiko or SshTransport(ask=self._ask, **self._options)
+        self._paramiko = self._paramiko or self._made(SshTransport, ask=self._ask)
         return self._paramiko
 
     def _by_openssh(self) -> OpenSshTransport:
         from clusterctl.ssh.openssh import OpenSshTransport
 
-        self._openssh = self._openssh or OpenSshTransport(**self._options)
+        self._openssh = self._openssh or self._made(OpenSshTransport)
         return self._openssh
 
 

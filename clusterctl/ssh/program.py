@@ -18,7 +18,7 @@ from clusterctl.ssh.session import ChannelRefused, Session
 
 # Seconds to wait for the exit code after both streams have ended.
 END_LIMIT = 10.0
-# Bytes per write.
+# Bytes of one stream per read.
 AT_ONCE = 256 << 10
 # Bytes that a node must accept for a beat to be sent.
 LEAST_WINDOW = 1024
@@ -169,14 +169,7 @@ class ProgramStream:
                     self._session.until(lambda: program.out_window_size > 0 or self._over())
                 if self._over():
                     raise self._lost(self._session.problem or "its program accepts no more input")
-                if not self._session.packets.can_send_data():
-                    view = view[program.send(bytes(view[:AT_ONCE])) :]
-                    continue
-                with program.lock:
-                    size = min(program.out_window_size, len(view), AT_ONCE)
-                    program.out_window_size -= size
-                self._session.send_data(program, view[:size])
-                view = view[size:]
+                view = view[program.send(bytes(view[: program.out_max_packet_size])) :]
         except (SSHException, EOFError, OSError) as problem:
             raise self._lost(problem) from None
 

@@ -111,6 +111,7 @@ class Session(_Transport):  # type: ignore[misc]
         super().__init__(sock, packetizer_class=Packets)
         self.packets: Packets = self.packetizer
         self.packets.REKEY_BYTES, self.packets.REKEY_PACKETS = REKEY_BYTES, REKEY_PACKETS
+        self.packets.reads_twice = self._reads_twice
         first = tuple(
             kind
             for recorded_kind in recorded
@@ -247,11 +248,6 @@ class Session(_Transport):  # type: ignore[misc]
         else:
             self._when_clear(lambda: self._send_message(data))
 
-    def send_data(self, channel: paramiko.Channel, data: memoryview) -> None:
-        """Send a piece of a channel's data; the caller has checked that the window has room for it."""
-        largest = channel.out_max_packet_size - 64
-        self._when_clear(lambda: self.packets.send_data(channel.remote_chanid, data, largest))
-
     def _when_clear(self, send: Callable[[], None]) -> None:
         while self.active:
             with self.clear_to_send_lock:
@@ -309,6 +305,10 @@ class Session(_Transport):  # type: ignore[misc]
             return None
         self._on_read = on_read
         return int(self.sock.fileno())
+
+    def _reads_twice(self) -> bool:
+        """Return whether a packet can be read again from its beginning: not where each block changes the cipher."""
+        return self.remote_cipher in ("", *GCM) or "-etm@" in (self.remote_mac or "")
 
     def poll(self) -> None:
         """Process what has arrived, without waiting. Another thread that reads now does this instead."""

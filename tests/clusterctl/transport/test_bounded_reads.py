@@ -86,7 +86,6 @@ BOUNDED = {
         "one piece each, when poll reports it; MAX_NOISE for the rest of stderr",
     ),
     ("ssh/openssh_child.py", "recv"): (1, "one byte, never waits"),
-    ("ssh/packets.py", "os.read"): (1, "one piece, never waits"),
     ("ssh/packets.py", "recv"): (1, "one piece, with the socket's timeout"),
     ("ssh/session.py", "readline"): (1, "MAX_BANNER bytes, MAX_LINES lines, until a deadline"),
     ("transport/dial.py", "recv"): (1, "counted bytes, with the socket's timeout"),
