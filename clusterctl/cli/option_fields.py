@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_origin, get_type_hints
 import typer
 
 from clusterctl.cli import options
-from clusterctl.wire.arguments import option_name
+from clusterctl.wire.arguments import option_name, plain_type
+from clusterctl.wire.fields import rule_of, types_of
 
 
 def option_of(kind: Any, field: Any) -> Any:
@@ -18,8 +19,6 @@ def option_of(kind: Any, field: Any) -> Any:
     # Most commands have no such options.
     from typer.main import get_click_type
 
-    from clusterctl.wire.arguments import plain_type
-    from clusterctl.wire.fields import rule_of, types_of
     from clusterctl.wire.schema import explanations
 
     rule, hint, name = rule_of(field), types_of(kind)[field.name], option_name(field.name)

@@ -7,38 +7,25 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clusterctl.backends import backend as backends
-from clusterctl.backends.pods.pod import Part
-from clusterctl.checks import doctor
-from clusterctl.client.handover import Starter
-from clusterctl.document import Document
 from clusterctl.errors import Collected, UsageError
-from clusterctl.inventory.cluster import Cluster, Node
-from clusterctl.jobs import job_check
-from clusterctl.jobs.job import Job
-from clusterctl.jobs.overrides import with_overrides
-from clusterctl.jobs.parts.grace import with_grace
-from clusterctl.jobs.parts.notify import program_problem
-from clusterctl.jobs.phase import Phase
-from clusterctl.jobs.run_folder import RunDir, new_run
-from clusterctl.report.advice import nothing_left
-from clusterctl.report.summary import RunSummary, summarise
-from clusterctl.runs import in_charge, start
-from clusterctl.runs.controller import Control
-from clusterctl.runs.prepare.elsewhere import resume_on
-from clusterctl.runs.prepare.node_facts import Question
-from clusterctl.runs.prepare.stage import Tell, code_of
-from clusterctl.runs.query import current_state, query_nodes
-from clusterctl.runs.state import RunState, write_state
-from clusterctl.runs.stop import StopRequest, stop_nodes, stop_run
-from clusterctl.runs.watching.updates import Update
-from clusterctl.transport.fanout import Connections
-from clusterctl.wire.train_summary import TrainSummary
+
+if TYPE_CHECKING:
+    from clusterctl.backends.pods.pod import Part
+    from clusterctl.client.handover import Starter
+    from clusterctl.inventory.cluster import Cluster, Node
+    from clusterctl.jobs.job import Job
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.report.summary import RunSummary
+    from clusterctl.runs.prepare.stage import Tell
+    from clusterctl.runs.watching.updates import Update
+    from clusterctl.transport.fanout import Connections
+    from clusterctl.wire.train_summary import TrainSummary
 
 
 @dataclass(frozen=True)
@@ -75,6 +62,10 @@ class Launch:
     @classmethod
     def of(cls, target: Target, runs: Path, *, checks: bool, run: RunDir | None = None) -> Launch:
         """Check a job and return its launch; raise InputFaults with all errors. A refused job leaves no folder."""
+        from clusterctl.jobs import job_check
+        from clusterctl.jobs.parts.grace import with_grace
+        from clusterctl.jobs.run_folder import new_run
+
         summary = job_check.check(target.job, target.nodes)
         job = with_grace(target.job, summary)
         # A missing variable is reported before the code is pushed.
@@ -91,6 +82,13 @@ class Launch:
 
         `asks_early`: the nodes are asked for the facts of the plan while they are checked.
         """
+        from concurrent.futures import ThreadPoolExecutor
+
+        from clusterctl.checks import doctor
+        from clusterctl.runs import start
+        from clusterctl.runs.prepare.node_facts import Question
+        from clusterctl.runs.prepare.stage import code_of
+
         target, runs = self.target, self.run.root.parent
         with ThreadPoolExecutor() as aside:
             # The files are looked through while the nodes are reached.
@@ -128,6 +126,9 @@ class Resume:
     @classmethod
     def of(cls, run: RunDir, overrides: Sequence[str] = ()) -> Resume:
         """Return the next attempt of a run, with keys of its training changed; raise a UsageError for other keys."""
+        from clusterctl.document import Document
+        from clusterctl.jobs.overrides import with_overrides
+
         if not overrides:
             return cls(run)
         job = run.read_record().job
@@ -155,6 +156,9 @@ class Resume:
         """Return the summary of a training whose steps are all done, else None; raise a UsageError if fewer are
         requested now.
         """
+        from clusterctl.report.advice import nothing_left
+        from clusterctl.report.summary import summarise
+
         summary = summarise(self.run)
         done, wanted = summary.steps_done, (self.next_job.train or {}).get("steps")
         if not summary.is_final or self.next_job.train is None or done is None:
@@ -169,6 +173,8 @@ class Resume:
 
     def check(self) -> None:
         """Raise all errors of the attempt: of its job where that or the nodes were changed, and of its `notify`."""
+        from clusterctl.jobs import job_check
+
         errors, job = Collected(), self.next_job
         if self.job is not None or self.elsewhere is not None:
             with errors:
@@ -194,6 +200,10 @@ class Resume:
 
     def start(self, connections: Connections, tell: Tell) -> bool:
         """Start the attempt; return False if the last one is still running, without a controller."""
+        from clusterctl.runs.controller import Control
+        from clusterctl.runs.prepare.elsewhere import resume_on
+        from clusterctl.runs.query import current_state
+
         run = self.run
         state = current_state(run, connections)
         if not state.is_final and state.controller is None:
@@ -219,6 +229,15 @@ class InJob:
     checks: bool
     note: Callable[[str], object]
 
+    def load(self) -> None:
+        """Import what the run needs soon: this takes as long as srun needs to start the agents."""
+        import clusterctl.ranktable.from_nodes
+        import clusterctl.runs.controller
+        import clusterctl.runs.start
+
+        if self.checks:
+            import clusterctl.checks.doctor  # noqa: F401
+
     def start(self, connections: Connections, tell: Tell) -> bool:
         """Start the run, or its next attempt where an earlier start of the job has begun it; return True."""
         record = self.run.read_record()
@@ -231,6 +250,13 @@ class InJob:
 
     def _resume(self, connections: Connections, tell: Tell) -> None:
         """Continue from the newest checkpoint, on the nodes that the job has now."""
+        from clusterctl.jobs.parts.notify import program_problem
+        from clusterctl.jobs.phase import Phase
+        from clusterctl.runs.prepare.elsewhere import resume_on
+        from clusterctl.runs.query import query_nodes
+        from clusterctl.runs.state import RunState, write_state
+        from clusterctl.runs.stop import StopRequest, stop_nodes
+
         run, cluster = self.run, self.cluster
         record = run.read_record()
         if problem := program_problem(record.job.notify):
@@ -254,10 +280,15 @@ class InJob:
 
     def updates(self, connections: Connections) -> Iterator[Update]:
         """Control the run to its end; yield what happens in it."""
+        from clusterctl.runs.controller import Control
+
         yield from Control(self.run, connections)
 
     def stop(self, connections: Connections) -> None:
         """Stop the run, and copy its last output."""
+        from clusterctl.runs.controller import Control
+        from clusterctl.runs.stop import stop_run
+
         stop_run(self.run, connections)
         for _ in Control(self.run, connections, lines=False):
             pass
@@ -265,6 +296,8 @@ class InJob:
 
 def require_notify(run: RunDir, job: Job) -> None:
     """Raise a UsageError if the command of `notify` cannot start on this machine, where the controller will run."""
+    from clusterctl.jobs.parts.notify import program_problem
+
     if problem := program_problem(job.notify):
         remedy = "put the program back, or resume in the folder and with the PATH of the launch"
         raise UsageError(f"{run.run_id}: notify: {problem[0]}", f"a run keeps its `notify`: {remedy}")
@@ -306,6 +339,8 @@ def start_and_control(
     If an attempt of another process continues, that one is controlled. The process that waits gets the number of the
     first attempt that is to be shown.
     """
+    from clusterctl.runs import in_charge
+
     run = attempt.run
     leave_on_sigterm = signal.getsignal(signal.SIGTERM)
 

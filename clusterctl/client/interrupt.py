@@ -6,11 +6,11 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from clusterctl.jobs.run_folder import RunDir
-from clusterctl.runs.in_charge import wait_for_end
-from clusterctl.runs.stop import stop_run
-from clusterctl.transport.fanout import Connections
+if TYPE_CHECKING:
+    from clusterctl.jobs.run_folder import RunDir
+    from clusterctl.transport.fanout import Connections
 
 
 class InterruptGuard:
@@ -56,6 +56,9 @@ def stop_interrupted(
     """End every rank of an interrupted run and fetch its last output; return how many processes are left."""
     # Do this first: the next Ctrl-C may follow immediately.
     with InterruptGuard() as guard:
+        from clusterctl.runs.in_charge import wait_for_end
+        from clusterctl.runs.stop import stop_run
+
         grace = run.read_record().job.grace
         note(f"stopping {run.run_id}: up to {grace:g} s for a last checkpoint; press Ctrl-C again to kill it")
         run.add_event("interrupted", by=type(interrupt).__name__)

@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import Collected, Fault, InputFaults, UsageError, faults_of
-from clusterctl.hostfile.convert import narrowed_cluster
-from clusterctl.inventory.cluster import Cluster, Node
-from clusterctl.jobs import job_check
-from clusterctl.jobs.job import Job
-from clusterctl.jobs.what_if import WhatIf
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Cluster, Node
+    from clusterctl.jobs.job import Job
+    from clusterctl.jobs.what_if import WhatIf
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Choice:
 
     def of(self, job: Job) -> tuple[Cluster, tuple[Node, ...]]:
         """Return the nodes of a job and its spare nodes; report the errors of both together."""
+        from clusterctl.jobs import job_check
+
         errors = Collected()
         with errors, self._at(job, "nodes"):
             cluster = self._cluster(job)
@@ -71,6 +74,8 @@ class Choice:
 
     def faults(self, job: Job) -> Sequence[Fault]:
         """Return the errors of a job that depend on its nodes: selection, devices and training."""
+        from clusterctl.jobs import job_check
+
         try:
             job_check.check(job, self.of(job)[0])
         except InputFaults as error:
@@ -110,6 +115,7 @@ class Choice:
             return cluster
         if job.devices is not None:
             raise UsageError("--include and a choice of devices cannot be combined", "leave out one of them")
+        from clusterctl.hostfile.convert import narrowed_cluster
 
         return narrowed_cluster(cluster, self.include)
 

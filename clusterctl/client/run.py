@@ -8,33 +8,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.backends import backend as backends
 from clusterctl.backends.backend import Ending
-from clusterctl.client import launcher
 from clusterctl.client.session import Reach
 from clusterctl.client.submitted import refresh, refresh_all, require_nodes
 from clusterctl.errors import ClusterctlError, RunFailed, WorkFailed
 from clusterctl.jobs import run_folder
-from clusterctl.jobs.job_check import missing_variables
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import RunDir
-from clusterctl.logs.lines import LogChunk, LogLine
-from clusterctl.logs.select import LogFilter
-from clusterctl.logs.store import kept_files
-from clusterctl.runs import in_charge
-from clusterctl.runs.causes.cause import read_cause
-from clusterctl.runs.in_charge import following
-from clusterctl.runs.query import current_state, query_nodes
 from clusterctl.runs.state import RunState, read_state
-from clusterctl.runs.stop import stop_run
-from clusterctl.runs.watching.kept_watch import KeptWatch
-from clusterctl.runs.watching.updates import Update
-from clusterctl.runs.watching.usage import DeviceUsage, UsageMeter
-from clusterctl.runs.watching.watch import NotCopied, RunWatcher, open_watch
 from clusterctl.settings import load_settings
 from clusterctl.transport.fanout import Connections
+
+if TYPE_CHECKING:
+    from clusterctl.logs.lines import LogChunk, LogLine
+    from clusterctl.runs.watching.kept_watch import KeptWatch
+    from clusterctl.runs.watching.updates import Update
+    from clusterctl.runs.watching.usage import DeviceUsage
+    from clusterctl.runs.watching.watch import RunWatcher
 
 # Seconds between two checks of the run's folder.
 POLL = 0.05
@@ -111,6 +104,8 @@ class Run:
         It is enough for a run in pods, for one that waits for its nodes, and for an ended one whose nodes may belong
         to others now.
         """
+        from clusterctl.runs.query import current_state
+
         backend, run = backends.of_run(self._folder), self._folder
         waits = run.phase() is Phase.PENDING
         if waits or backend.records_all or (not backend.keeps_nodes and run.phase().is_final):
@@ -150,6 +145,8 @@ class Run:
     @property
     def cause(self) -> str:
         """The root cause of a failed run in one line, else ""."""
+        from clusterctl.runs.causes.cause import read_cause
+
         cause = read_cause(self._folder)
         return cause.title if cause else ""
 
@@ -166,6 +163,8 @@ class Run:
 
     def end(self, grace: float | None = None, note: Note = _silent) -> Stopped:
         """Stop the run, and record its end as far as the disk here allows it; return what is left."""
+        from clusterctl.runs.query import current_state
+
         run, ending = self._folder, self.ending(grace)
         if ending is not None:
             text, deleted = ending.end()
@@ -175,6 +174,11 @@ class Run:
             return Stopped(current_state(run, connections).phase, left)
 
     def _stop(self, connections: Connections, grace: float | None, note: Note) -> dict[str, int]:
+        from clusterctl.client import launcher
+        from clusterctl.runs import in_charge
+        from clusterctl.runs.stop import stop_run
+        from clusterctl.runs.watching.watch import NotCopied
+
         run = self._folder
         try:
             return in_charge.stop(run, connections, grace, partial(launcher.start, run, self.reach))
@@ -197,6 +201,9 @@ class Run:
 
         `stream` is "out" or "err"; the lines are of the newest attempt unless `attempt` names another.
         """
+        from clusterctl.logs.select import LogFilter
+        from clusterctl.logs.store import kept_files
+
         ranks = None if rank is None else frozenset([rank])
         wanted = LogFilter(ranks=ranks, everybody=True)
         for file in kept_files(self._folder, attempt or self._folder.read_record().attempt):
@@ -209,6 +216,9 @@ class Run:
 
     def start_controller(self, note: Note = _silent) -> str:
         """Start a controller process that outlives this one; return why it could not be started, or ""."""
+        from clusterctl.client import launcher
+        from clusterctl.jobs.job_check import missing_variables
+
         job = self._folder.read_record().job
         if missing := missing_variables(job) if job.restart is not None else []:
             note(f"not set in this shell: {', '.join(missing)}; the run cannot be restarted from here")
@@ -232,6 +242,8 @@ class Run:
 
     def end_controller(self) -> None:
         """End the controller process; the run continues."""
+        from clusterctl.runs import in_charge
+
         in_charge.end(self._folder)
 
     @contextmanager
@@ -246,6 +258,9 @@ class Run:
 
         A controller that dies is replaced; if none can be started, this process controls the run.
         """
+        from clusterctl.runs.in_charge import following
+        from clusterctl.runs.watching.kept_watch import KeptWatch
+
         kept = KeptWatch(self._folder, first, known, partial(self.renew_controller, note))
         with following(kept, connections) as watch:
             yield watch
@@ -255,6 +270,9 @@ class Run:
 
         A node that does not answer has no usage.
         """
+        from clusterctl.runs.query import query_nodes
+        from clusterctl.runs.watching.usage import UsageMeter
+
         meter = UsageMeter()
         with self.connected() as connections:
             while not self._folder.phase().is_final:
@@ -267,6 +285,8 @@ class Run:
 
         If they cannot be written here, say so: what was copied before can be read.
         """
+        from clusterctl.runs.watching.watch import NotCopied, RunWatcher, open_watch
+
         run = self._folder
         if run.phase().is_final or run.phase() is Phase.PENDING:
             return
@@ -290,6 +310,8 @@ class Run:
 
         `begin` takes whether more follows, and returns how far it has read each file.
         """
+        from clusterctl.runs.watching.watch import open_watch
+
         run = self._folder
         while run.phase() is Phase.PENDING:
             self._await_nodes(note)
@@ -323,6 +345,8 @@ class Run:
 
     def _fetched_chunks(self, begin: Callable[..., Mapping[Path, int]], note: Note) -> Iterator[LogChunk]:
         """Yield what is written by ranks whose nodes are not reached from here."""
+        from clusterctl.logs.store import kept_files
+
         self.fetch_logs(note)
         read, ended = dict(begin(goes_on=True)), False
         while not ended:
@@ -339,6 +363,9 @@ class Run:
         self, watch: RunWatcher | KeptWatch, read: Mapping[Path, int], connections: Connections, note: Note
     ) -> Iterator[LogChunk]:
         """Yield what a watch copies, or another process does, from where each file was read."""
+        from clusterctl.runs.query import current_state
+        from clusterctl.runs.watching.kept_watch import KeptWatch
+
         if isinstance(watch, KeptWatch):
             watch.offsets.update(read)
         else:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli import choices, options
+from clusterctl.cli import choices, options, screen
 from clusterctl.cli.declared import flag, option
+from clusterctl.document import parse_document
+from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.hostfile.node_lists import FILES
+from clusterctl.inventory import cluster as inventory_cluster
+from clusterctl.inventory.cluster import Cluster
+from clusterctl.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from clusterctl.hostfile.detect import Source as NodeSource
-    from clusterctl.inventory.cluster import Cluster
     from clusterctl.migrate.found import Found
     from clusterctl.migrate.translation import Translation
 
@@ -56,8 +61,6 @@ def init(
     dry_run: options.DryRun = False,
 ) -> None:
     """Write a commented cluster.yaml as a start. Never overwrites a file without --force."""
-    from clusterctl.errors import UsageError
-
     if source is not None:
         if hosts is not None or hostfile is not None:
             raise UsageError("--from writes a job; --hosts and --hostfile describe nodes", "leave them out")
@@ -121,8 +124,6 @@ def _write_nodes(
 
 def _devices_of(inventory: Path | None) -> tuple[str | None, str | None]:
     """Return the kind and the number of the devices of an inventory's first node; None if there is none."""
-    from clusterctl.errors import ClusterctlError
-
     # The default file may be wrong, and is to be replaced then.
     with suppress(*(() if inventory else (ClusterctlError,))):
         if inventory or choices.has_inventory():
@@ -133,16 +134,12 @@ def _devices_of(inventory: Path | None) -> tuple[str | None, str | None]:
 
 def _kind_of_settings() -> str | None:
     """Return the kind of the devices in the settings; None if it is the default."""
-    from clusterctl.settings import Settings, load_settings
-
     kind = load_settings().kind
     return kind if kind != Settings.kind else None
 
 
 def _say_what_is_assumed(cluster: Cluster, kind: str | None, *, ask: bool) -> None:
     """Report the kind of the devices if no option names it."""
-    from clusterctl.cli import screen
-
     kinds = {node.kind for node in cluster.nodes}
     if not ask and kind is None and kinds == {"npu"}:
         screen.log("kind npu is assumed: --ask asks the nodes, --kind cpu or --kind cuda names another")
@@ -151,10 +148,7 @@ def _say_what_is_assumed(cluster: Cluster, kind: str | None, *, ask: bool) -> No
 
 def _asked(cluster: Cluster, kind: str | None, *, keep_devices: bool) -> Cluster:
     """Return the cluster with the devices that its nodes report; `--kind` takes precedence."""
-    from dataclasses import replace
-
     from clusterctl.checks.kinds import as_reported, ask_devices
-    from clusterctl.cli import screen
     from clusterctl.inventory import nodeset
     from clusterctl.transport.fanout import values
 
@@ -174,10 +168,8 @@ def _asked(cluster: Cluster, kind: str | None, *, keep_devices: bool) -> Cluster
 
 
 def _write(cluster: Cluster, origin: str, output: Path, force: bool, dry_run: bool) -> None:
-    from clusterctl.cli import screen
     from clusterctl.files import save_new
     from clusterctl.hostfile import init as hostfile_init
-    from clusterctl.inventory import cluster as inventory_cluster
 
     text = hostfile_init.commented(cluster, origin)
     # Refuse to write a file that could not be read again.
@@ -192,7 +184,6 @@ def _write(cluster: Cluster, origin: str, output: Path, force: bool, dry_run: bo
 
 def _write_job(name: str, inventory: Path | None, force: bool, dry_run: bool) -> None:
     """Write a commented job; its precision and batch fit the nodes of the inventory, if there is one."""
-    from clusterctl.cli import screen
     from clusterctl.files import save_new
     from clusterctl.jobs.job_template import job_text
 
@@ -213,7 +204,6 @@ def _write_job(name: str, inventory: Path | None, force: bool, dry_run: bool) ->
 
 
 def _job_path(name: str) -> Path:
-    from clusterctl.errors import UsageError
     from clusterctl.jobs.job import RUN_NAME
 
     path = Path(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
@@ -224,8 +214,6 @@ def _job_path(name: str) -> Path:
 
 def _write_from(source: str, job: str | None, force: bool, dry_run: bool) -> None:
     """Write the job for another program's training or for a folder of weights; print the command for other verbs."""
-    from clusterctl.cli import screen
-    from clusterctl.document import parse_document
     from clusterctl.files import save_new
     from clusterctl.migrate import read, write
     from clusterctl.migrate.commands import command_text
@@ -263,7 +251,6 @@ def _write_from(source: str, job: str | None, force: bool, dry_run: bool) -> Non
 
 
 def _translated(found: Found, source: str) -> Translation:
-    from clusterctl.errors import UsageError
     from clusterctl.migrate.translate import translate
 
     result = translate(found)
@@ -287,7 +274,6 @@ def _tuning_of(folder: Path) -> Translation:
 
 
 def _say_what_is_not_the_files(source: NodeSource, devices: str | None) -> None:
-    from clusterctl.cli import screen
     from clusterctl.hostfile import convert
     from clusterctl.hostfile import init as hostfile_init
     from clusterctl.inventory import nodeset

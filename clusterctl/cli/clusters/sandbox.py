@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.backends.backend import IN_SANDBOX, KNOWN
+from clusterctl.cli import screen
 from clusterctl.cli.declared import flag, option
 from clusterctl.cli.options import DryRun, Json
 from clusterctl.settings import SANDBOX
@@ -47,7 +49,6 @@ def up(
 ) -> None:
     """Start SSH nodes on this machine and write a cluster.yaml that lists them. Each node has its own home folder and
     simulated Ascend devices."""
-    from clusterctl.cli import screen
     from clusterctl.sandbox import cluster
 
     if dry_run:
@@ -69,7 +70,6 @@ def up(
 
 def status(directory: Directory = SANDBOX, *, as_json: Json = False) -> None:
     """Show the state of each node; exit with 1 unless all are up."""
-    from clusterctl.cli import screen
     from clusterctl.sandbox import cluster
 
     found = cluster.load(directory)
@@ -83,7 +83,6 @@ def status(directory: Directory = SANDBOX, *, as_json: Json = False) -> None:
 
 def down(directory: Directory = SANDBOX, *, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Stop all nodes with all their processes, and delete the folder. Running it again is harmless."""
-    from clusterctl.cli import screen
     from clusterctl.sandbox import cluster
 
     folder = str(directory.absolute())
@@ -107,7 +106,6 @@ def down(directory: Directory = SANDBOX, *, dry_run: DryRun = False, as_json: Js
 
 def kill(name: NodeName, directory: Directory = SANDBOX, *, dry_run: DryRun = False) -> None:
     """Kill a node with all its processes. In mode namespaces this is like a power loss: no connection is closed."""
-    from clusterctl.cli import screen
     from clusterctl.sandbox import cluster
 
     found = cluster.load(directory)
@@ -131,7 +129,6 @@ def heal(name: NodeName, directory: Directory = SANDBOX, *, dry_run: DryRun = Fa
 
 
 def _link(directory: Path, name: str, verb: str, *, dry_run: bool) -> None:
-    from clusterctl.cli import screen
     from clusterctl.sandbox import cluster
 
     found = cluster.load(directory)
@@ -161,10 +158,6 @@ def _as_json(found: Sandbox, states: list[NodeStatus]) -> dict[str, object]:
 
 
 def _log_next_commands(made: Sandbox) -> None:
-    import shlex
-
-    from clusterctl.cli import screen
-
     file = made.cluster_file
     with_file = shlex.quote(str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file))
     option = "" if made.directory == (Path.cwd() / SANDBOX) else f" --dir {shlex.quote(str(made.directory))}"

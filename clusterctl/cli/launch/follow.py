@@ -10,6 +10,8 @@ from clusterctl.cli import screen
 from clusterctl.cli.views.log_printer import LogPrinter
 from clusterctl.cli.views.tables import log_line, start_text, step_text
 from clusterctl.cli.views.waiting import Waiting
+from clusterctl.jobs.run_folder import RunDir
+from clusterctl.logs.lines import LogChunk
 from clusterctl.logs.select import LogFilter
 from clusterctl.runs.overview import TrainProgress
 from clusterctl.text import duration
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-    from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.logs.lines import LogChunk
     from clusterctl.runs.watching.updates import Update
 
 # Seconds without a step after which the progress line says so.

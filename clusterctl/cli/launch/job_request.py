@@ -11,7 +11,7 @@ from clusterctl.cli.choices import at_option
 from clusterctl.cli.declared import argument, flag, option
 from clusterctl.cli.options import JOB_FILES, NodeOptions, complete_jobs
 from clusterctl.client.node_choice import Choice
-from clusterctl.errors import Collected, UsageError
+from clusterctl.errors import Collected, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from clusterctl.jobs.job import Job
@@ -146,7 +146,6 @@ class JobRequest(NodeOptions):
 
     def _refuse_env_style(self) -> None:
         """Raise a UsageError for an unknown `--env-style`."""
-        from clusterctl.errors import did_you_mean
         from clusterctl.jobs.job import ENV_STYLES
 
         if self.env_style and self.env_style not in ENV_STYLES:

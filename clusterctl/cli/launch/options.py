@@ -10,6 +10,7 @@ import typer
 from clusterctl.cli.declared import flag, option
 from clusterctl.errors import Collected, UsageError
 from clusterctl.jobs.parts.notify import FORMS, problem_of, program_problem
+from clusterctl.settings import duration
 
 if TYPE_CHECKING:
     from clusterctl.jobs.job import Job
@@ -67,8 +68,6 @@ def _check_notify(target: str | None) -> None:
 
 
 def _seconds(text: str) -> float:
-    from clusterctl.settings import duration
-
     try:
         return duration(text)
     except UsageError:

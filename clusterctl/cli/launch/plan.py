@@ -9,7 +9,7 @@ from clusterctl.cli import options, screen
 from clusterctl.cli.declared import flag, option
 from clusterctl.cli.launch.job_request import JobRequest
 from clusterctl.errors import FindingsError, UsageError
-from clusterctl.text import plural
+from clusterctl.text import escape_controls, plural, size
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Cluster
@@ -96,7 +96,6 @@ def _assumptions(cluster: Cluster) -> Iterator[str]:
 def show_pushes(job: Job, nodes: int) -> None:
     """Print which folders the start would push, and how large they are."""
     from clusterctl.runs.prepare.stage import pushes
-    from clusterctl.text import escape_controls, size
 
     for name, root, manifest in pushes(job, options.runs_folder()):
         files = f"{plural(len(manifest.files), 'file')}, {size(manifest.size)}"

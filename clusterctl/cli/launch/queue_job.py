@@ -8,18 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from clusterctl.backends.backend import job_of
+from clusterctl.backends.backend import job_of, of_node
 from clusterctl.cli import choices, options, screen
 from clusterctl.cli.declared import flag
+from clusterctl.environment import environment
 from clusterctl.errors import ClusterctlError, NodeError, NodesFailed, RunFailed, UsageError
+from clusterctl.inventory.cluster import Cluster
 from clusterctl.jobs.phase import Phase
-from clusterctl.runs.state import read_state, write_state
+from clusterctl.jobs.run_folder import RunDir, find_run
+from clusterctl.runs.state import RunState, read_state, write_state
 
 if TYPE_CHECKING:
     from clusterctl.backends.queue import Queue
     from clusterctl.client.attempts import InJob
-    from clusterctl.inventory.cluster import Cluster
-    from clusterctl.jobs.run_folder import RunDir
     from clusterctl.transport.fanout import Connections
 
 
@@ -52,7 +53,6 @@ def start(
     """Start or resume a submitted run inside its allocation, and control it to its end. The batch file calls this.
     SIGUSR1 saves, and puts the job back into the queue."""
     from clusterctl.client.attempts import InJob
-    from clusterctl.jobs.run_folder import find_run
     from clusterctl.memory import use_one_arena
 
     use_one_arena()
@@ -76,6 +76,7 @@ def start(
                 # The agents start meanwhile.
                 cluster = choices.described(cluster)
                 attempt = InJob(found, cluster, not no_checks, lambda text: screen.log(text, "yellow"))
+                attempt.load()
                 _start(attempt, connections)
                 _control(attempt, connections)
         except SystemExit:
@@ -116,8 +117,6 @@ def _start(attempt: InJob, connections: Connections) -> None:
 
 def _note_unstarted(run: RunDir, cluster: Cluster, why: str) -> None:
     """Record why no rank started."""
-    from clusterctl.runs.state import RunState
-
     state = read_state(run)
     if state is None or not state.is_final:
         write_state(run, RunState(Phase.FAILED, dict.fromkeys(cluster.names, Phase.FAILED), verdict=why))
@@ -153,7 +152,6 @@ def _lost_a_node(run: RunDir, error: ClusterctlError) -> bool:
 def _requeue(run: RunDir, cluster: Cluster, did: str) -> bool:
     """Put the job back into the queue; return False if it must not be, or the batch system refuses."""
     from clusterctl.backends.queue import write_pending
-    from clusterctl.environment import environment
 
     queue, job = _queue_of(cluster), job_of(cluster.nodes[0])
     wanted = queue.options(run.read_record().job)
@@ -188,7 +186,6 @@ def _note_why(run: RunDir, cluster: Cluster) -> None:
 
 def _queue_of(cluster: Cluster) -> Queue:
     """Return the batch system whose job holds these nodes."""
-    from clusterctl.backends.backend import of_node
     from clusterctl.backends.queue import Queue
 
     queue = of_node(cluster.nodes[0])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from clusterctl.backends.backend import Backend, of_run
 from clusterctl.cli import choices, options, screen
 from clusterctl.cli.declared import flag
 from clusterctl.cli.launch.plan import show_plan
@@ -20,7 +21,6 @@ from clusterctl.interrupts import EXIT_INTERRUPTED
 from clusterctl.text import plural
 
 if TYPE_CHECKING:
-    from clusterctl.backends.backend import Backend
     from clusterctl.cli.views.waiting import Waiting
     from clusterctl.client.handover import Starter
     from clusterctl.jobs.run_folder import RunDir
@@ -93,8 +93,6 @@ def resume_run(
 
     A finished training is left as it is, unless `overrides` raise its steps.
     """
-    from clusterctl.backends.backend import of_run
-
     found = options.run_named(run)
     attempt = Resume.of(found, overrides)
     if summary := attempt.complete():

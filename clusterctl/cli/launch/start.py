@@ -12,10 +12,10 @@ from clusterctl.cli.launch.plan import show_plan
 from clusterctl.cli.launch.run import launch_job, resume_run
 from clusterctl.cli.views.waiting import shown_while
 from clusterctl.client.attempts import Target
+from clusterctl.client.node_choice import Choice
 from clusterctl.errors import Collected, UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.client.node_choice import Choice
     from clusterctl.jobs.job import Job
 
 

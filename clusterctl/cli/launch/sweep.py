@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.cli import choices, options, screen
 from clusterctl.cli.launch.job_request import JobRequest
@@ -13,7 +12,7 @@ from clusterctl.cli.views.waiting import Waiting
 from clusterctl.client.attempts import Launch, Target
 from clusterctl.client.sweep import Sweep, prepared
 from clusterctl.errors import RunFailed, UsageError
-from clusterctl.jobs.run_folder import make_runs, new_run_id
+from clusterctl.jobs.run_folder import RunDir, make_runs, new_run_id
 from clusterctl.jobs.sweep import (
     EXAMPLE,
     PREFIX,
@@ -25,9 +24,6 @@ from clusterctl.jobs.sweep import (
     variants_of,
 )
 from clusterctl.text import plural
-
-if TYPE_CHECKING:
-    from clusterctl.jobs.run_folder import RunDir
 
 
 def launch_sweep(

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clusterctl.backends import backend as backends
 from clusterctl.cli import options, screen
 from clusterctl.cli.declared import flag, option
 from clusterctl.errors import FindingsError, UsageError
-from clusterctl.text import escape_controls
+from clusterctl.text import escape_controls, plural, size
 
 if TYPE_CHECKING:
     from clusterctl.checkpoints.checkpoint import CheckpointList
@@ -31,7 +32,6 @@ Step = Annotated[
 @contextmanager
 def found_at(where: str) -> Iterator[CheckpointList]:
     """Yield the checkpoints of a run, with connections to its nodes open, or those of a folder."""
-    from clusterctl.backends import backend as backends
     from clusterctl.checkpoints import find
 
     if find.is_folder(where):
@@ -138,7 +138,6 @@ def pull(
     from clusterctl.checkpoints.pull import plan_pull
     from clusterctl.checkpoints.pull import pull as fetch
     from clusterctl.cli.views.progress_bar import bar
-    from clusterctl.text import plural, size
 
     if output is not None and not output.name:
         raise UsageError(f"-o {str(output)!r}: does not name a folder", "as in -o best")
@@ -182,7 +181,6 @@ def prune(
     from clusterctl.checkpoints.prune import Keep
     from clusterctl.checkpoints.prune import prune as remove
     from clusterctl.cli.views import checkpoints
-    from clusterctl.text import plural, size
 
     if last is None and not every and not best:
         raise UsageError(

@@ -5,16 +5,13 @@ from __future__ import annotations
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.checkpoints import diff
+from clusterctl.checkpoints.diff import Compared, Side
 from clusterctl.checkpoints.pull import plan_pull, pull
 from clusterctl.cli import screen
 from clusterctl.cli.views.progress_bar import bar
 from clusterctl.text import size
-
-if TYPE_CHECKING:
-    from clusterctl.checkpoints.diff import Compared, Side
 
 
 def compared(first: Side, second: Side) -> Compared:

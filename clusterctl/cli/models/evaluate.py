@@ -9,6 +9,7 @@ from clusterctl.cli import options
 from clusterctl.cli.declared import option
 from clusterctl.cli.models.generate import Where
 from clusterctl.cli.models.trainer import forward
+from clusterctl.errors import UsageError
 from clusterctl.wire.arguments import arguments_of
 from clusterctl.wire.contract import EVALUATIONS_DIR
 from clusterctl.wire.requests import EvaluateRequest, ScoringOptions, TaskOptions
@@ -34,7 +35,6 @@ def evaluate(
     interrupted evaluation continues where it stopped.
     """
     from clusterctl.cli.models import evaluate_on
-    from clusterctl.errors import UsageError
 
     if not chosen.task:
         raise UsageError("--task is missing", f"name one: {TASKS}, for example --task lambada=test.jsonl")
@@ -59,7 +59,6 @@ def _corpus_of(where: str) -> Path | None:
     Raise a UsageError if the run's data is not here.
     """
     from clusterctl.checkpoints import find
-    from clusterctl.errors import UsageError
     from clusterctl.jobs.job_check import corpus_here
 
     if find.is_folder(where):

@@ -10,7 +10,7 @@ import typer
 
 from clusterctl.cli import options, screen
 from clusterctl.cli.declared import argument, flag, option
-from clusterctl.errors import UsageError
+from clusterctl.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from clusterctl.downloads.fetch import Result
@@ -44,7 +44,6 @@ def fetch(
     first download of a file without a published hash."""
     from clusterctl.downloads.fetch import check_proxy, check_url
     from clusterctl.downloads.names import NAMES
-    from clusterctl.errors import did_you_mean
     from clusterctl.storage.address import is_address
 
     if list_names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 from clusterctl.cli import options, screen
 from clusterctl.cli.declared import flag, option
 from clusterctl.cli.models.trainer import forward
+from clusterctl.errors import UsageError
 from clusterctl.wire.arguments import arguments_of
 from clusterctl.wire.requests import (
     DrawingOptions,
@@ -63,8 +65,6 @@ def generate(
 
 def _lines(given: PromptOptions) -> bytes:
     """Return the prompts of options and of a file as lines for the trainer."""
-    from clusterctl.errors import UsageError
-
     file = given.prompts
     texts = given.prompt or (() if file else ("",))
     lines = b"".join(json.dumps({"prompt": text}).encode() + b"\n" for text in texts)
@@ -96,7 +96,6 @@ def serve(
     if on is None and not detach:
         request = ServeRequest(checkpoint=place.here(where), model=model, server=server)
         return forward("serve", "serve", arguments_of(request))
-    from dataclasses import replace
 
     from clusterctl.cli.launch.run import launch_job
     from clusterctl.client.attempts import Target

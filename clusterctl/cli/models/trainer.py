@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,8 +19,6 @@ from clusterctl.wire.contract import METRICS_FILE
 from clusterctl.wire.requests import TensorboardOptions, TensorboardRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from clusterctl.inventory.cluster import Cluster
 
 
@@ -45,9 +46,6 @@ def waited(argv: Sequence[str], variables: Mapping[str, str] | None = None, *, h
 
     `held`: it starts with these signals blocked, so that none comes while Python starts, and unblocks them itself.
     """
-    import signal
-    import subprocess
-
     started = list[subprocess.Popen[bytes]]()
 
     def pass_on(number: int, _: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,7 @@ from clusterctl.cli.views.waiting import Waiting, shown_while
 from clusterctl.errors import FindingsError, UsageError
 from clusterctl.finding import Finding
 from clusterctl.inventory import nodeset
-from clusterctl.text import plural
+from clusterctl.text import escape_controls, plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -101,8 +101,6 @@ def _checked(job: str, selection: options.NodeOptions, accept_new: bool) -> tupl
     """Return a job in the form that the checks need, and its nodes with the spare ones; raise InputFaults for its
     errors.
     """
-    from dataclasses import replace
-
     from clusterctl.checks.doctor import checked_job
     from clusterctl.jobs import job as jobs
     from clusterctl.jobs import job_check
@@ -149,7 +147,6 @@ class Report:
         """Show the checks that passed: a line per place, or with `verbose` each check."""
         from clusterctl.checks.doctor import folded
         from clusterctl.checks.job_setup import SETUP
-        from clusterctl.text import escape_controls
 
         sound = [finding for finding in folded(self.findings) if finding.is_sound]
         if self.fix_hints:
@@ -201,8 +198,6 @@ def view(findings: Sequence[Finding], *, fix_hints: bool = False) -> RenderableT
     """Return a table of the findings, each with its remedy; `fix_hints` adds the command that fixes it."""
     from rich.table import Table
     from rich.text import Text
-
-    from clusterctl.text import escape_controls
 
     if not findings:
         return Text("nothing to fix")

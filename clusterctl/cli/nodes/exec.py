@@ -15,14 +15,16 @@ from clusterctl.cli import choices, options, screen
 from clusterctl.cli.declared import flag, option
 from clusterctl.cli.nodes.execution import Form, run_command
 from clusterctl.errors import UsageError
+from clusterctl.exec.command import Command, FileInput, PipeInput, SecretInput, broadcast
+from clusterctl.inventory import nodeset
 from clusterctl.settings import load_settings
+from clusterctl.text import escape_controls
+from clusterctl.transport.completed import Completed
+from clusterctl.transport.fanout import Connections
 
 if TYPE_CHECKING:
-    from clusterctl.exec.command import Command, FileInput, PipeInput, SecretInput
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.job import Job
-    from clusterctl.transport.completed import Completed
-    from clusterctl.transport.fanout import Connections
 
     Work = Callable[[Node, Callable[[str, bytes], None]], Completed]
     """Called with a node, and with what receives its output: "stdout" or "stderr", and bytes."""
@@ -85,8 +87,6 @@ def exec_(
 ) -> None:
     """Run a command on many nodes in parallel. The exit code is the largest one of the nodes, or 255 if a node is
     unreachable."""
-    from clusterctl.exec.command import Command
-
     if not words[0].strip():
         raise UsageError(
             "the command is empty", "name a program after `--`; is a variable of the shell unset?"
@@ -142,9 +142,6 @@ def _pushed_code(job: Job, chosen: Cluster, connections: Connections) -> dict[st
 
 def _foresee(command: Command, chosen: Cluster, as_json: bool) -> None:
     """Show the command of each node; nodes with the same command share an entry."""
-    from clusterctl.inventory import nodeset
-    from clusterctl.text import escape_controls
-
     rows = [(node, command.on(node, index)) for index, node in enumerate(chosen.nodes)]
     if as_json:
         screen.show_json([{"node": node.name, "argv": argv, "env": sorted(node.env)} for node, argv in rows])
@@ -157,8 +154,6 @@ def _foresee(command: Command, chosen: Cluster, as_json: bool) -> None:
 
 
 def _input(nodes: Sequence[str]) -> FileInput | PipeInput:
-    from clusterctl.exec.command import broadcast
-
     try:
         return broadcast(sys.stdin.fileno(), nodes)
     except (AttributeError, ValueError):
@@ -167,8 +162,5 @@ def _input(nodes: Sequence[str]) -> FileInput | PipeInput:
 
 def _password(chosen: Cluster) -> SecretInput:
     """Ask for the password of sudo; without a terminal there is none, and sudo may not ask for one."""
-    from clusterctl.exec.command import SecretInput
-    from clusterctl.inventory import nodeset
-
     typed = screen.ask_secret(f"password of sudo on {nodeset.fold(chosen.names)}: ")
     return SecretInput((typed or "").encode() + b"\n")

@@ -13,21 +13,22 @@ from typing import TYPE_CHECKING, Protocol
 
 from clusterctl.cli import screen
 from clusterctl.cli.declared import flag, option
+from clusterctl.cli.screen import report_error
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.exec import output
-from clusterctl.exec.command import Command, Everywhere
+from clusterctl.exec.command import Command, Everywhere, FileInput, PipeInput, SecretInput
+from clusterctl.inventory import nodeset
 from clusterctl.text import plural
-from clusterctl.transport.fanout import on_each
+from clusterctl.transport.completed import Completed
+from clusterctl.transport.failures import fold_failures
+from clusterctl.transport.fanout import Connections, Outcome, on_each
 from clusterctl.transport.shell import ShellSession
 
 if TYPE_CHECKING:
     from rich.status import Status
 
     from clusterctl.exec.answers import Answers, Group
-    from clusterctl.exec.command import FileInput, PipeInput, SecretInput
     from clusterctl.inventory.cluster import Cluster, Node
-    from clusterctl.transport.completed import Completed
-    from clusterctl.transport.fanout import Connections, Outcome
 
     Work = Callable[[Node, Callable[[str, bytes], None]], Completed]
     """Called with a node, and with what receives its output: "stdout" or "stderr", and bytes."""
@@ -206,9 +207,6 @@ class _Failures:
 
     def show(self) -> None:
         """Report all nodes that were added since the last call."""
-        from clusterctl.cli.screen import report_error
-        from clusterctl.transport.failures import fold_failures
-
         with self._change:
             if self._timer is not None:
                 self._timer.cancel()
@@ -304,8 +302,6 @@ def _show_differences(groups: list[Group], against: str | None) -> None:
 
 def _show_endings(outcomes: list[Outcome[Completed]]) -> None:
     """Show one line for all nodes whose command failed in the same way."""
-    from clusterctl.inventory import nodeset
-
     endings: dict[str, list[str]] = {}
     for outcome in outcomes:
         how = output.ending(outcome.value) if outcome.value is not None else ""

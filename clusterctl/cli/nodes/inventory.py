@@ -18,7 +18,7 @@ from clusterctl.cli import choices, options, screen
 from clusterctl.cli.choices import cluster_of, has_inventory
 from clusterctl.cli.declared import argument
 from clusterctl.cli.options import ClusterFile, Json
-from clusterctl.errors import InputFaults
+from clusterctl.errors import InputFaults, UsageError
 
 if TYPE_CHECKING:
     from clusterctl.backends.pods.detect import Place
@@ -145,8 +145,6 @@ def trust(
 
 
 def _record(chosen: Cluster, transport: SshChoice, new: list[Outcome[SeenKey]], yes: bool) -> None:
-    from clusterctl.errors import UsageError
-
     names = ", ".join(outcome.node.name for outcome in new)
     if not screen.ask(f"record the new keys of {names}?", yes=yes):
         if not screen.on_terminal():
@@ -192,8 +190,6 @@ Separator = Annotated[
 
 def expand(sets: Sets, cluster: ClusterFile = None, separator: Separator = " ", json: Json = False) -> None:
     """Print the names of the nodes in a node set."""
-    from clusterctl.cli import screen
-
     names = _names(sets, cluster)
     if json:
         screen.show_json(names)
@@ -203,7 +199,6 @@ def expand(sets: Sets, cluster: ClusterFile = None, separator: Separator = " ", 
 
 def fold(sets: Sets, cluster: ClusterFile = None, json: Json = False) -> None:
     """Print names as one short node set."""
-    from clusterctl.cli import screen
     from clusterctl.inventory import nodeset
 
     folded = nodeset.fold(_names(sets, cluster))

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -284,8 +284,6 @@ def _refuse_dest(dest: Path) -> None:
 def _show_dry_run(
     source: Source, dest: str, estimates: Sequence[Outcome[PushEstimate]], as_json: bool
 ) -> None:
-    from dataclasses import asdict
-
     from clusterctl import text
     from clusterctl.inventory import nodeset
     from clusterctl.transport.fanout import raise_failures
@@ -319,8 +317,6 @@ def _show_dry_run(
 
 def show_pushed(outcomes: Sequence[Outcome[PushResult]], as_json: bool) -> None:
     """Show what each node received; raise the errors of the others."""
-    from dataclasses import asdict
-
     from clusterctl import text
     from clusterctl.cli.views import tables
     from clusterctl.transport.fanout import raise_failures

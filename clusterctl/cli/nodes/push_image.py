@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,8 +68,6 @@ class _Work:
 
     def send(self, node: Node, link: Connection) -> PushResult:
         """Bring the archive to one node and load it."""
-        from dataclasses import replace
-
         from clusterctl.transfer import image as images
         from clusterctl.transfer import push as pushing
 

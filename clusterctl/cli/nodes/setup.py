@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,11 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clusterctl import text
 from clusterctl.cli import options, screen
 from clusterctl.cli.declared import argument, flag, option
 from clusterctl.cli.nodes.fab import choice_of
 from clusterctl.errors import Collected, Fault, InputFaults, UsageError
+from clusterctl.inventory import nodeset
 from clusterctl.settings import load_settings
+from clusterctl.transport.fanout import Outcome, raise_failures, values
 from clusterctl.wire import versions
 
 if TYPE_CHECKING:
@@ -24,7 +28,6 @@ if TYPE_CHECKING:
     from clusterctl.provision.lock import Lock
     from clusterctl.provision.setup import Result, Wanted
     from clusterctl.provision.wheelhouse import Target, Wheelhouse
-    from clusterctl.transport.fanout import Outcome
 
 LockFile = Annotated[
     Path | None,
@@ -73,7 +76,6 @@ def setup(
     internet. A setup that was interrupted continues. If nothing changed, it changes nothing."""
     from clusterctl.provision.present import complete_on
     from clusterctl.provision.setup import Setup, Wanted, query_nodes, require_base, require_fit
-    from clusterctl.transport.fanout import raise_failures, values
 
     if source.env and not source.env.startswith(("/", "~/")):
         raise UsageError(f"--env {source.env}: not an absolute path", "a path of the nodes: /PATH or ~/PATH")
@@ -175,9 +177,6 @@ def _show_plan(chosen: Cluster, wanted: Wanted, needed: set[str], as_json: bool)
 def _show(
     chosen: Cluster, wanted: Wanted, outcomes: Sequence[Outcome[Result]], as_json: bool, seconds: float
 ) -> None:
-    from clusterctl import text
-    from clusterctl.inventory import nodeset
-
     done = {outcome.node.name: outcome.value for outcome in outcomes}
     failed = {outcome.node.name for outcome in outcomes if not outcome.ok}
     if as_json:
@@ -333,7 +332,6 @@ def bundle(
 ) -> None:
     """Pack wheels, code and tokenizer into one archive for a network without internet. The same files give the same
     bytes. `nodes setup --bundle FILE` installs it; --unpack FILE -o FOLDER verifies and unpacks it."""
-    from clusterctl import text
     from clusterctl.provision.bundle import PARTS, write_bundle
 
     if unpack is not None:
@@ -411,9 +409,6 @@ def _tokenizer_inputs(files: Sequence[Path]) -> list[Input]:
 
 
 def _unpack(file: Path, folder: Path) -> None:
-    import shutil
-
-    from clusterctl import text
     from clusterctl.provision.bundle import PARTS, open_bundle
 
     if folder.exists():

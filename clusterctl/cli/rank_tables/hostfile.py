@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clusterctl import text as clusterctl_text
+from clusterctl.cli import screen
 from clusterctl.cli.choices import default_kind, require_kind
 from clusterctl.cli.declared import flag, option
 from clusterctl.cli.options import DryRun, Force, Json, NodeOptions, checked_by, with_devices
+from clusterctl.errors import InputFaults, UsageError
 from clusterctl.hostfile.formats import MAX_SLOTS
 from clusterctl.hostfile.node_lists import FILES, NAMES
+from clusterctl.text import plural
 
 if TYPE_CHECKING:
     from clusterctl.hostfile.convert import Loss
@@ -90,9 +94,7 @@ class HostfileOutput:
         _show_losses(source, to, lost)
 
     def _save(self, text: str, nodes: int, to: str) -> None:
-        from clusterctl.cli import screen
         from clusterctl.files import save_new
-        from clusterctl.text import plural
 
         saved = self.output is not None and save_new(
             self.output, text, force=self.force, dry_run=self.dry_run
@@ -118,7 +120,6 @@ def build(
     ),
 ) -> None:
     """Write the inventory as a hostfile for another launcher."""
-    from clusterctl.errors import UsageError
     from clusterctl.hostfile import convert as hostfile_convert
     from clusterctl.inventory import nodeset
 
@@ -142,10 +143,6 @@ def check(
 ) -> None:
     """List every error in a hostfile; exit with 1 if there is one. With --include or --exclude, list the slots that are
     left."""
-    from dataclasses import asdict
-
-    from clusterctl import text as clusterctl_text
-    from clusterctl.cli import screen
     from clusterctl.hostfile import convert as hostfile_convert
     from clusterctl.hostfile import detect
 
@@ -187,7 +184,6 @@ def convert(
     ),
 ) -> None:
     """Write the same nodes in another format. Refused if the format cannot hold everything, unless --lossy."""
-    from clusterctl.errors import InputFaults
     from clusterctl.hostfile import convert as hostfile_convert
     from clusterctl.hostfile import detect
 
@@ -199,7 +195,6 @@ def convert(
 
 def _show_losses(source: Source, to: str, lost: Sequence[Loss]) -> None:
     """Show what the format cannot hold: each kind of loss once, with the number of nodes."""
-    from clusterctl.cli import screen
     from clusterctl.hostfile import convert as hostfile_convert
 
     if left_out := hostfile_convert.left_out(source, to):
@@ -215,9 +210,6 @@ def _show_losses(source: Source, to: str, lost: Sequence[Loss]) -> None:
 
 
 def _show_torchrun(source: Source, to: HostfileOutput) -> None:
-    from dataclasses import asdict
-
-    from clusterctl.cli import screen
     from clusterctl.cli.views import tables
     from clusterctl.hostfile import convert as hostfile_convert
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -108,8 +109,6 @@ def _show_dry_run(file: Path, table: LiveTable, path: str, names: Sequence[str],
 
 
 def _show_pushed(outcomes: Sequence[Outcome[Pushed]], table: LiveTable, as_json: bool) -> None:
-    from dataclasses import asdict
-
     from clusterctl.cli.views import tables
 
     done = [outcome.value for outcome in outcomes if outcome.value is not None]
@@ -141,8 +140,6 @@ def _show_verified(outcomes: Sequence[Outcome[NodeReport]], drifts: Sequence[Dri
 def _verified_json(
     file: Path, table: LiveTable, outcomes: Sequence[Outcome[NodeReport]], drifts: Sequence[Drift]
 ) -> dict[str, object]:
-    from dataclasses import asdict
-
     from clusterctl.ranktable.verify import not_compared
 
     reports = [outcome.value for outcome in outcomes if outcome.value is not None]

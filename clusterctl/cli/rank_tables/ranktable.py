@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clusterctl.cli import screen
 from clusterctl.cli.choices import cluster_of, connected, has_inventory
 from clusterctl.cli.declared import flag, option
 from clusterctl.cli.option_values import HARDWARE, SORTS
@@ -21,10 +22,13 @@ from clusterctl.cli.options import (
     checked_by,
     one_of,
 )
+from clusterctl.cli.screen import out_console, safe, show_json
+from clusterctl.errors import Collected, UsageError
 from clusterctl.hostfile.node_lists import NAMES
+from clusterctl.inventory.cluster import Cluster, named_devices
+from clusterctl.text import escape_controls
 
 if TYPE_CHECKING:
-    from clusterctl.inventory.cluster import Cluster
     from clusterctl.ranktable.api import RankTable
     from clusterctl.ranktable.check import Report
     from clusterctl.ranktable.finding import Finding
@@ -32,8 +36,6 @@ if TYPE_CHECKING:
 
 
 def _require_devices(text: str) -> None:
-    from clusterctl.inventory.cluster import named_devices
-
     named_devices(text)
 
 
@@ -81,7 +83,6 @@ class TableOutput:
         """Write the table to its file and report this, or show it."""
         import hashlib
 
-        from clusterctl.cli import screen
         from clusterctl.ranktable import api
 
         text = table.render()
@@ -124,7 +125,6 @@ def build(
     accept_new: AcceptNew = False,
 ) -> None:
     """Ask the nodes for the addresses of their devices and write one table for all nodes."""
-    from clusterctl.errors import UsageError
     from clusterctl.ranktable import plan as ranktable_plan
 
     if plan is None:
@@ -139,8 +139,6 @@ def build(
 def _from_nodes(selection: NodeOptions, query: DeviceQuery, accept_new: bool) -> RankTable:
     """Return the table from the nodes' answers; report devices that were left out."""
     from clusterctl.checks import kinds
-    from clusterctl.cli import screen
-    from clusterctl.inventory.cluster import named_devices
     from clusterctl.ranktable import from_nodes
 
     devices = None if query.devices is None else named_devices(query.devices)
@@ -164,8 +162,6 @@ def _from_nodes(selection: NodeOptions, query: DeviceQuery, accept_new: bool) ->
 
 def _as_reported(cluster: Cluster, connections: Connections) -> Cluster:
     """Return the cluster with all NPUs that its nodes report, where a file without kinds counts no slots."""
-    from dataclasses import replace
-
     from clusterctl.checks.kinds import as_reported, ask_devices
 
     outcomes = {outcome.node.name: outcome for outcome in ask_devices(cluster.nodes, connections)}
@@ -212,7 +208,6 @@ def convert(
 ) -> None:
     """Convert a table to another version, a plan or a hostfile, and back. Refused if a required value is unknown; the
     message names it."""
-    from clusterctl.cli import screen
     from clusterctl.files import save_new
     from clusterctl.hostfile import ranktable as hostfile_ranktable
 
@@ -241,8 +236,6 @@ def check(
     json: Json = False,
 ) -> None:
     """List every rule of HCCL that a table breaks; exit with 1 if HCCL would refuse a table."""
-    from clusterctl.cli.screen import out_console, safe, show_json
-    from clusterctl.errors import Collected
     from clusterctl.ranktable.check import alike, check_file
 
     reports, errors = [], Collected()
@@ -274,9 +267,7 @@ def show(
     json: Json = False,
 ) -> None:
     """Show a table: one line for each rank, or for each server of a large table."""
-    from clusterctl.cli import screen
     from clusterctl.cli.views import tables
-    from clusterctl.errors import UsageError
     from clusterctl.ranktable import api
 
     if by not in (None, "rank", "server"):
@@ -300,8 +291,6 @@ def show(
 
 def _plain_table(columns: list[str], rows: list[list[str]]) -> str:
     """Return a table as text in columns: for 80,000 rows a hundred times as fast as the library for terminals."""
-    from clusterctl.text import escape_controls
-
     safe = [columns, *([escape_controls(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*safe, strict=True)]
     return "".join(
@@ -317,10 +306,6 @@ def diff(
     json: Json = False,
 ) -> None:
     """Compare two tables rank by rank; exit with 1 if they differ. Key order and white space are ignored."""
-    from dataclasses import asdict
-
-    from clusterctl.cli import screen
-    from clusterctl.errors import Collected, UsageError
     from clusterctl.ranktable import api, edit
 
     compare = {"rank": edit.diff, "node": edit.diff_servers}.get(by)
@@ -367,7 +352,6 @@ def cut(
 
 def _servers(chosen: str, table: RankTable, file: Path | None) -> list[str]:
     """Return the server_ids that a node set selects: by server_id, else by their names in the inventory."""
-    from clusterctl.errors import UsageError
     from clusterctl.inventory import nodeset
     from clusterctl.ranktable import api
 
@@ -393,8 +377,6 @@ def _number(count: int, noun: str) -> str:
 
 
 def _report_json(file: Path, report: Report) -> dict[str, object]:
-    from dataclasses import asdict
-
     findings = [{**asdict(finding), "hccl_code": finding.hccl_code} for finding in report.findings]
     facts = {"version": report.version, "hardware": report.hardware, "guessed": report.guessed}
     counts = {"servers": report.servers, "ranks": report.ranks}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clusterctl.backends import backend as backends
 from clusterctl.cli import choices, options, screen
 from clusterctl.cli.declared import flag, option
 from clusterctl.errors import UsageError
@@ -130,7 +131,6 @@ def _row(run: RunDir) -> ListedRun:
 
 def _verdict(run: RunDir) -> str:
     """Return the state of a submitted run as its backend reports it; "" for any other run."""
-    from clusterctl.backends import backend as backends
     from clusterctl.runs.state import read_state
 
     if backends.of_run(run) is backends.SSH:
@@ -151,7 +151,6 @@ def status(
     as_json: options.Json = False,
 ) -> None:
     """Show the live state of a run: phase, step, speed, last activity, ranks and events."""
-    from clusterctl.backends import backend as backends
     from clusterctl.cli.views import run_status
     from clusterctl.client.run import Run
     from clusterctl.jobs.phase import Phase

@@ -12,7 +12,7 @@ from rich.text import Text
 from clusterctl.cli.views.tables import facts, table
 from clusterctl.inventory import nodeset
 from clusterctl.text import count, duration, escape_controls, plural, size
-from clusterctl.wire.saved import MOMENTS
+from clusterctl.wire.saved import MOMENTS, Manifest
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from clusterctl.checkpoints.prune import Pruned
     from clusterctl.checkpoints.verify import Verified
     from clusterctl.cli.views.progress_bar import Bar
-    from clusterctl.wire.saved import Manifest
 
 STYLE = {"complete": "green", "incomplete": "yellow", "damaged": "bold red"}
 # Files that `info` lists; --json lists all.

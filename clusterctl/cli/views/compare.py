@@ -9,14 +9,12 @@ from rich.text import Text
 
 from clusterctl.cli import screen
 from clusterctl.cli.views import tables
-from clusterctl.report.compare import losses, measure_rows
+from clusterctl.report.compare import Comparison, losses, measure_rows
 from clusterctl.report.curve import Point, finite, thinned
 from clusterctl.text import escape_controls
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-
-    from clusterctl.report.compare import Comparison
 
 # Differing settings that are shown; `--html` and `--json` have all of them.
 SETTINGS = 40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -22,15 +23,13 @@ from clusterctl.cli.views.live_lines import (
 from clusterctl.cli.views.run_end import milliseconds, number, speed_text
 from clusterctl.cli.views.tables import PHASE_STYLE
 from clusterctl.report.curve import sparkline
+from clusterctl.report.summary import RunSummary
 from clusterctl.runs.overview import state_of_rank
+from clusterctl.runs.state import RankState
 from clusterctl.text import count, duration, escape_controls, plural, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from clusterctl.report.board import Board
-    from clusterctl.report.summary import RunSummary
-    from clusterctl.runs.state import RankState
     from clusterctl.runs.watching.usage import DeviceUsage
 
 # The keys, from the widest line to the narrowest.

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from clusterctl.cli import screen
 from clusterctl.cli.views.tables import log_prefix, log_text
-from clusterctl.logs.fold import ranks_text
-from clusterctl.logs.select import Selection
+from clusterctl.logs.fold import Folded, ranks_text
+from clusterctl.logs.lines import LogChunk, LogLine
+from clusterctl.logs.select import LogFilter, Selection
 from clusterctl.logs.times import shown_time
 from clusterctl.text import escape_controls
-
-if TYPE_CHECKING:
-    from clusterctl.logs.fold import Folded
-    from clusterctl.logs.lines import LogChunk, LogLine
-    from clusterctl.logs.select import LogFilter
 
 # Bytes that a terminal shows unchanged.
 PLAIN = bytes(range(0x20, 0x7F)) + b"\t\n"

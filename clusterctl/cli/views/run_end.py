@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -14,10 +13,8 @@ from rich.text import Text
 from clusterctl.report.advice import next_commands, resume_text
 from clusterctl.report.curve import sparkline
 from clusterctl.report.evaluations import figures_text
+from clusterctl.report.summary import Attempt, RunSummary, Speed
 from clusterctl.text import count, escape_controls, plural, short_time, size
-
-if TYPE_CHECKING:
-    from clusterctl.report.summary import Attempt, RunSummary, Speed
 
 # Attempts that are listed, the newest ones.
 ATTEMPTS = 5

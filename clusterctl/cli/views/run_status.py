@@ -11,18 +11,14 @@ from rich.text import Text
 
 from clusterctl.cli.views import tables
 from clusterctl.inventory.nodeset import fold
-from clusterctl.runs.causes.cause import how_it_ended
-from clusterctl.runs.overview import UNSEEN, event_text, state_of_rank
-from clusterctl.runs.state import RankPhase
+from clusterctl.jobs.run_lines import Event
+from clusterctl.runs.causes.cause import Cause, how_it_ended
+from clusterctl.runs.overview import UNSEEN, NodeView, Overview, event_text, state_of_rank
+from clusterctl.runs.state import RankPhase, RankState
 from clusterctl.text import count, duration, escape_controls, plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from clusterctl.jobs.run_lines import Event
-    from clusterctl.runs.causes.cause import Cause
-    from clusterctl.runs.overview import NodeView, Overview
-    from clusterctl.runs.state import RankState
 
 # Up to this many ranks all are shown; of more, only failed and slow ones.
 ALL_RANKS = 16

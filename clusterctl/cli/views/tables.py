@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -26,8 +27,6 @@ from clusterctl.text import (
 from clusterctl.wire.contract import METRICS_FILE
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from clusterctl.inventory.cluster import Cluster, Node
     from clusterctl.jobs.plan import Plan
     from clusterctl.jobs.run_lines import Metric

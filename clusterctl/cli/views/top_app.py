@@ -17,7 +17,7 @@ from textual.widgets import Input
 from textual.widgets import Log as LogView
 
 from clusterctl.cli import screen
-from clusterctl.cli.runs.live_board import FRAME
+from clusterctl.cli.runs.live_board import FRAME, LiveBoard
 from clusterctl.cli.views.live_lines import Line, fitted, style_of
 from clusterctl.cli.views.live_screen import (
     COMPACT,
@@ -31,8 +31,6 @@ from clusterctl.text import escape_controls
 
 if TYPE_CHECKING:
     from textual.events import Click, MouseScrollDown, MouseScrollUp
-
-    from clusterctl.cli.runs.live_board import LiveBoard
 
 # Lines of a log that can be scrolled back to, and of the short log.
 LOG_LINES, SHORT_LOG = 2000, 8

@@ -13,13 +13,14 @@ from clusterctl.backends import queue as queues
 from clusterctl.backends.queue import Entry, Submission
 from clusterctl.backends.slurm import programs
 from clusterctl.backends.slurm.backend import BACKEND as slurm
-from clusterctl.client import attempts
 from clusterctl.client.attempts import InJob
 from clusterctl.errors import InputFaults, UsageError, WorkFailed
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs.parts.platforms import SlurmOptions, minutes_of
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import RunDir
+from clusterctl.runs import query, stop
+from clusterctl.runs.prepare import elsewhere
 from clusterctl.runs.state import RunState, read_state, write_state
 from clusterctl.transport.fanout import Connections
 from tests.clusterctl.conftest import Run
@@ -260,9 +261,9 @@ def test_a_continued_job_of_slurm_reports_a_missing_command_of_notify_and_starts
     record = waiting.read_record()
     waiting.write_record(replace(record, job=replace(record.job, notify="./nosuch.sh")))
     started = []
-    monkeypatch.setattr(attempts, "stop_nodes", lambda *_, **__: None)
-    monkeypatch.setattr(attempts, "query_nodes", lambda *_: RunState(Phase.FAILED, {}))
-    monkeypatch.setattr(attempts, "resume_on", lambda *_: started.append("started"))
+    monkeypatch.setattr(stop, "stop_nodes", lambda *_, **__: None)
+    monkeypatch.setattr(query, "query_nodes", lambda *_: RunState(Phase.FAILED, {}))
+    monkeypatch.setattr(elsewhere, "resume_on", lambda *_: started.append("started"))
     told: list[str] = []
     waiting.write_record(replace(waiting.read_record(), attempt=1))
     InJob(waiting, record.cluster, False, told.append).start(cast(Connections, None), lambda *_: None)

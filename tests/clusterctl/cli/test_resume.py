@@ -8,10 +8,10 @@ from typing import cast
 
 import pytest
 
-from clusterctl.client import attempts
 from clusterctl.client.attempts import Resume
 from clusterctl.errors import UsageError
 from clusterctl.jobs.phase import Phase
+from clusterctl.runs import query
 from clusterctl.runs.state import RunState
 from clusterctl.text import epochs, short_time
 from clusterctl.transport.fanout import Connections
@@ -72,7 +72,7 @@ def test_a_new_controller_for_an_active_run_needs_no_command_of_notify(
     told: list[str] = []
     nowhere = cast(Connections, None)
     state = RunState(Phase.RUNNING, {})
-    monkeypatch.setattr(attempts, "current_state", lambda run, connections: state)
+    monkeypatch.setattr(query, "current_state", lambda run, connections: state)
     assert Resume(run).start(nowhere, lambda phase, text: told.append(text)) is False
     assert told == [f"{run.run_id} is running without a controller; starting a new one"]
     state = RunState(Phase.STOPPED, {})
