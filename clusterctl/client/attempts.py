@@ -63,7 +63,7 @@ class Launch:
     def of(cls, target: Target, runs: Path, *, checks: bool, run: RunDir | None = None) -> Launch:
         """Check a job and return its launch; raise InputFaults with all errors. A refused job leaves no folder."""
         from clusterctl.jobs import job_check
-        from clusterctl.jobs.parts.grace import with_grace
+        from clusterctl.jobs.parts.saving import with_grace
         from clusterctl.jobs.run_folder import new_run
 
         summary = job_check.check(target.job, target.nodes)
@@ -156,8 +156,7 @@ class Resume:
         """Return the summary of a training whose steps are all done, else None; raise a UsageError if fewer are
         requested now.
         """
-        from clusterctl.report.advice import nothing_left
-        from clusterctl.report.summary import summarise
+        from clusterctl.report.summary import nothing_left, summarise
 
         summary = summarise(self.run)
         done, wanted = summary.steps_done, (self.next_job.train or {}).get("steps")

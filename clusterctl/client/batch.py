@@ -20,8 +20,8 @@ from clusterctl.jobs import job as jobs
 from clusterctl.jobs import job_check
 from clusterctl.jobs.job import Job
 from clusterctl.jobs.parts import notify
-from clusterctl.jobs.parts.grace import with_grace
 from clusterctl.jobs.parts.platforms import minutes_of
+from clusterctl.jobs.parts.saving import with_grace
 from clusterctl.jobs.run_folder import RunDir, new_run
 from clusterctl.wire.fields import Key, closest_match
 

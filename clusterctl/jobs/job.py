@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,26 +14,70 @@ from clusterctl.errors import Fault, InputFaults, UsageError
 from clusterctl.inventory.cluster import (
     Cluster,
     Node,
+    bytes_of,
     named_devices,
     read_devices,
 )
 from clusterctl.inventory.container import ContainerOptions
 from clusterctl.inventory.setup import PLACE, TEXTS, Setup, take_setup
 from clusterctl.jobs.launchers import fill, reader
-from clusterctl.jobs.overrides import with_overrides
+from clusterctl.jobs.overrides import with_engine_file, with_overrides
 from clusterctl.jobs.parts import own_table
-from clusterctl.jobs.parts.engine_file import with_engine_file
 from clusterctl.jobs.parts.interconnect import NetworkOptions
-from clusterctl.jobs.parts.log_limit import LOG_LIMIT, limit_of
 from clusterctl.jobs.parts.notify import FORMS, problem_of
 from clusterctl.jobs.parts.own_table import take_rank_table
 from clusterctl.jobs.parts.platforms import Platforms, has_code_in_image
-from clusterctl.jobs.parts.step_pattern import compiled
-from clusterctl.jobs.parts.workdir import work_folder
 from clusterctl.jobs.restarts import Restart
 from clusterctl.settings import a_time
 from clusterctl.storage.address import StoreOptions, address_fault, is_address
 from clusterctl.wire.fields import Problem, own, setting, shown
+
+# Names of groups that a pattern may have.
+NAMES = (
+    "step", "steps", "loss", "eval_loss", "lr", "grad_norm", "tokens", "tokens_per_second", "samples_per_second",
+    "step_seconds", "step_ms",
+)  # fmt: skip
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Return the pattern; raise ValueError with the reason if it cannot be used."""
+    try:
+        found = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    names = set(found.groupindex)
+    if "step" not in names:
+        raise ValueError("it has no group (?P<step>...)")
+    if unknown := sorted(names - set(NAMES)):
+        raise ValueError(f"unknown group {unknown[0]!r}; known: {', '.join(NAMES)}")
+    return found
+
+
+# Bytes of each stream of a rank, on its node and on the launching machine: 64 ranks take at most 32 GB here.
+LOG_LIMIT = 256 << 20
+# A smaller log would lose lines before they are copied.
+LEAST = 16_000_000
+
+
+def limit_of(value: object) -> int:
+    """Return the bytes of a size such as 1GB, 0 for off; raise ValueError for anything else."""
+    # YAML reads `off` as false.
+    if value in (False, "off"):
+        return 0
+    limit = int(bytes_of(str(value)))
+    if limit < LEAST:
+        raise ValueError(f"{value!r} is no size of at least 16 MB", "as in 500MB or 2GB; off for no limit")
+    return limit
+
+
+def work_folder(run_dir: str, kept_name: str = "") -> str:
+    """Return the folder on a node in which the ranks of a program start: one per run, for all nodes on the same disk.
+
+    `run_dir` is the run's folder there. With a name, it is the folder that all runs of a job share.
+    """
+    runs, run_id = posixpath.split(posixpath.dirname(run_dir))
+    return posixpath.join(posixpath.dirname(runs), "work", kept_name or run_id)
+
 
 ENV_STYLES = ("torchrun", "mindspore", "mpi")
 # Keys that people write next to `train:` by mistake.

@@ -22,14 +22,14 @@ from clusterctl.jobs.ask_trainer import ask_trainer
 from clusterctl.jobs.job import Job, devices_on, rank_table_wanted
 from clusterctl.jobs.launchers import fill
 from clusterctl.jobs.launchers.options import Shape
-from clusterctl.jobs.parts.grace import grace_problems
 from clusterctl.jobs.parts.interconnect import network_faults
 from clusterctl.jobs.parts.notify import program_problem
 from clusterctl.jobs.parts.own_table import file_of
-from clusterctl.jobs.parts.saving import saving_faults, saving_of
+from clusterctl.jobs.parts.saving import grace_problems, saving_faults, saving_of
 from clusterctl.jobs.parts.table_problems import table_problems
 from clusterctl.jobs.program_files import missing_script
 from clusterctl.wire.fields import Key
+from clusterctl.wire.schema import schema_of
 from clusterctl.wire.train_summary import Rehearsal, TrainCheck, TrainFault, TrainSummary
 from clusterctl.wire.typed_json import decode
 
@@ -302,3 +302,15 @@ def forwarded(job: Job) -> dict[str, str]:
 def missing_variables(job: Job) -> list[str]:
     """Return the names of variables that a job forwards and this process does not have."""
     return [name for name in job.forward if name not in inherited(job.forward)]
+
+
+def job_schema() -> dict[str, object]:
+    """Return the JSON schema of a job file."""
+    schema = schema_of(Job)
+    schema["properties"]["train"] = ask_trainer(dict, ["schema"])
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "clusterctl job",
+        **schema,
+        "oneOf": [{"required": ["command"]}, {"required": ["train"]}],
+    }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from clusterctl import document as documents
-from clusterctl.document import Document
+from clusterctl.document import Document, load_document
 from clusterctl.errors import Fault, InputFaults
 from clusterctl.jobs import placeholders
 
@@ -54,3 +56,25 @@ def with_overrides(document: Document, overrides: Sequence[str]) -> Document:
     if faults:
         raise InputFaults(faults)
     return Document(document.source, value, document.lines, frozenset(flags))
+
+
+KEY = ("train", "engine", "deepspeed")
+"""The configuration of the embedded trainer: JSON that the trainer alone understands; None for a command."""
+
+
+def with_engine_file(
+    train: dict[str, object] | None, document: Document, path: Path
+) -> tuple[dict[str, object] | None, Document]:
+    """Return a job's train part and document with the content of the file; faults then name the lines of the file."""
+    engine = (train or {}).get("engine")
+    name = engine.get("deepspeed") if isinstance(engine, dict) else None
+    if not isinstance(name, str):
+        return train, document
+    file = Path(name).expanduser()
+    included = load_document(file if file.is_absolute() else path.parent / file)
+    if not isinstance(included.value, dict):
+        raise InputFaults(
+            [Fault(included.source, "is not a mapping of DeepSpeed's settings", "name its JSON file")]
+        )
+    changed = {**(train or {}), "engine": {"deepspeed": included.value}}
+    return changed, replace(document, included={**document.included, KEY: included})

@@ -7,8 +7,7 @@ import shlex
 from clusterctl.bash.texts import is_open, shown
 from clusterctl.errors import UsageError
 from clusterctl.migrate.families import trained_option
-from clusterctl.migrate.found import Found
-from clusterctl.migrate.option import ZERO
+from clusterctl.migrate.found import ZERO, Found
 from clusterctl.migrate.tables.verbs import TASKS
 from clusterctl.migrate.write import comment
 

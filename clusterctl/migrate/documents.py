@@ -9,8 +9,7 @@ from pathlib import Path
 from clusterctl.document import Document, load_document
 from clusterctl.errors import UsageError
 from clusterctl.migrate import manifest
-from clusterctl.migrate.found import Found, Given
-from clusterctl.migrate.option import options_by_name, plain
+from clusterctl.migrate.found import Found, Given, options_by_name, plain
 from clusterctl.migrate.tables import mindformers, torchtitan
 
 

@@ -8,8 +8,7 @@ import re
 from clusterctl.migrate import manifest
 from clusterctl.migrate.model import set_model, set_task
 from clusterctl.migrate.tables import ascend
-from clusterctl.migrate.translation import Translation
-from clusterctl.migrate.values import Facts, current, leave_out, number, of, wrong
+from clusterctl.migrate.translation import Facts, Translation, current, leave_out, number, of, wrong
 
 SCHEDULES = {
     "cosine": "cosine",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from clusterctl.migrate.option import Option, options_by_name, plain
+from clusterctl.migrate.found import Option, options_by_name, plain
 from clusterctl.migrate.tables import (
     ascend,
     deepspeed,

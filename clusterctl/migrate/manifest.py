@@ -11,11 +11,9 @@ from clusterctl.bash.evaluator import Word
 from clusterctl.document import Document
 from clusterctl.errors import UsageError
 from clusterctl.migrate.families import KNOWN
-from clusterctl.migrate.found import Found, Given
-from clusterctl.migrate.option import options_by_name, plain
+from clusterctl.migrate.found import Found, Given, options_by_name, plain
 from clusterctl.migrate.start import parse, start
-from clusterctl.migrate.translation import Translation
-from clusterctl.migrate.values import Facts, number, of
+from clusterctl.migrate.translation import Facts, Translation, number, of
 
 # The part of a job, and what people call a manifest.
 PART, TITLE = "kubernetes", "a job of Kubernetes"

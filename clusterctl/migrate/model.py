@@ -6,8 +6,7 @@ import re
 
 from clusterctl.migrate.tables.mindformers import ARCHITECTURES
 from clusterctl.migrate.tables.torchtitan import PRESETS
-from clusterctl.migrate.translation import Translation
-from clusterctl.migrate.values import Facts, current, leave_out, number, of, wrong
+from clusterctl.migrate.translation import Facts, Translation, current, leave_out, number, of, wrong
 
 
 def set_model(result: Translation, facts: Facts) -> None:

@@ -14,8 +14,7 @@ from clusterctl.document import MAX_BYTES, Document, load_document, parse_docume
 from clusterctl.errors import Fault, InputFaults, UsageError
 from clusterctl.migrate.documents import from_document, from_keys
 from clusterctl.migrate.families import FAMILIES, KNOWN, Family
-from clusterctl.migrate.found import Found, Given
-from clusterctl.migrate.option import ZERO
+from clusterctl.migrate.found import ZERO, Found, Given
 from clusterctl.migrate.start import parse, refuse, start, start_by_options
 from clusterctl.migrate.tables import deepspeed, verbs
 

@@ -9,10 +9,8 @@ from clusterctl.bash.texts import is_open, shown
 from clusterctl.errors import Fault, InputFaults, did_you_mean
 from clusterctl.migrate.facts import combine
 from clusterctl.migrate.families import FAMILIES
-from clusterctl.migrate.found import Found, Given
-from clusterctl.migrate.option import options_by_name
-from clusterctl.migrate.translation import Translation
-from clusterctl.migrate.values import Facts
+from clusterctl.migrate.found import Found, Given, options_by_name
+from clusterctl.migrate.translation import Facts, Translation
 
 
 def translate(found: Found) -> Translation:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
+import io
 import math
 import shlex
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from clusterctl import extras
 from clusterctl.errors import UsageError
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.report.config import flat_config
-from clusterctl.report.history import History
+from clusterctl.report.history import COLUMNS, History, read_history
 from clusterctl.report.summary import read_sources, summary_of
 from clusterctl.text import plural
 
@@ -127,3 +129,25 @@ def write_mlflow(run: RunDir, folder: Path) -> tuple[Path, str]:
     client.set_terminated(tracked, status, int((summary.created + summary.seconds) * 1000))
     client.set_tag(tracked, "ranks", plural(summary.ranks, "rank"))
     return file, f"mlflow ui --backend-store-uri sqlite:///{shlex.quote(str(file))}"
+
+
+HEAD = ("event", "step", "attempt", *COLUMNS)
+
+
+def as_csv(run: RunDir) -> str:
+    """Return the steps and evaluations of a run as CSV, in the order in which they were done."""
+    history = read_history(run)
+    attempts = [start.facts.get("attempt", "") for start in history.starts] or [""]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(HEAD)
+    steps = history.steps
+    columns = [steps[name] for name in COLUMNS]
+    for index, step in enumerate(steps.step):
+        values = ["" if math.isnan(column[index]) else f"{column[index]:.10g}" for column in columns]
+        writer.writerow(["step", step, attempts[min(steps.start[index], len(attempts) - 1)], *values])
+    blank = [""] * (len(COLUMNS) - 2)
+    for line, start in zip(history.evals, history.eval_starts, strict=True):
+        attempt, at = attempts[min(start, len(attempts) - 1)], "" if line.time is None else line.time
+        writer.writerow(["eval", line.step, attempt, line.loss, *blank, at])
+    return text.getvalue()

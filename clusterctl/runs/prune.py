@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
-from clusterctl.jobs.parts.workdir import work_folder
+from clusterctl.jobs.job import work_folder
 from clusterctl.jobs.record import Abandoned
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from clusterctl.backends.pods import modelarts, pod_runs
+from clusterctl.backends.pods import backend, modelarts
 from clusterctl.backends.pods import request as requests
 from clusterctl.backends.pods.kinds import manifests_of
 from clusterctl.backends.pods.kube_api import JobApi, connect, follow
@@ -18,9 +18,8 @@ from clusterctl.errors import UsageError, did_you_mean
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs import job_check
 from clusterctl.jobs.job import Job
-from clusterctl.jobs.parts.grace import upload_seconds, with_grace
 from clusterctl.jobs.parts.platforms import KubernetesOptions, ModelArtsOptions
-from clusterctl.jobs.parts.saving import saving_of
+from clusterctl.jobs.parts.saving import saving_of, upload_seconds, with_grace
 from clusterctl.jobs.run_folder import RunDir, make_runs, new_run
 
 
@@ -75,7 +74,7 @@ class PodsJob:
         # The pods save under the name of the run, so that `checkpoint list` finds their checkpoints.
         saved_as = self.request.saved_as
         run = RunDir(make_runs(runs) / saved_as) if saved_as else new_run(self.job.name, runs)
-        pod_runs.write_submitted(run, self.job, self.request)
+        backend.write_submitted(run, self.job, self.request)
         try:
             for created in self.api.submit(self.request):
                 note(f"created {created}")

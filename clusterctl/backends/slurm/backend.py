@@ -12,6 +12,7 @@ from clusterctl.backends.slurm import allocation, programs
 from clusterctl.backends.slurm.links import Srun
 from clusterctl.backends.steps import StepTransport
 from clusterctl.environment import environment
+from clusterctl.errors import UsageError, WorkFailed
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs.parts.platforms import SlurmOptions
 from clusterctl.jobs.run_folder import RunDir
@@ -98,23 +99,37 @@ class Slurm(Queue):
         return programs.refuse_impossible(batch_file)
 
     def submit(self, batch_file: str) -> int:
-        return programs.submit(batch_file)
+        return int(programs.run("sbatch", "--parsable", text=batch_file).strip().partition(";")[0])
 
     def entries(self) -> Mapping[int, Entry]:
-        return programs.queue()
+        text = programs.run("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r|%N|%S")
+        rows = (line.strip().split("|") for line in text.splitlines())
+        return {int(job): Entry(*rest) for job, *rest in rows if job.isdecimal() and len(rest) == 4}
 
     def ended(self, job: int) -> Entry:
-        return programs.ended_job(job)
+        """Return a job as the accounting has it, if the cluster keeps one."""
+        try:
+            text = programs.run("sacct", "--noheader", "--allocations", f"--jobs={job}", "--format=State%20")
+        except (UsageError, WorkFailed):
+            return Entry("UNKNOWN")
+        # `CANCELLED by 1000`
+        words = text.split()
+        return Entry(words[0].rstrip("+")) if words else Entry("UNKNOWN")
 
     def cancel(self, job: int) -> None:
-        programs.cancel(job)
+        programs.run("scancel", str(job))
 
     def requeue(self, run: RunDir, job: str) -> int:
-        programs.requeue(job)
+        programs.run("scontrol", "requeue", job)
         return 0
 
     def end_of(self, job: str) -> str:
-        return programs.end_of(job)
+        try:
+            text = programs.run("scontrol", "show", "job", job, "--oneliner")
+        except (UsageError, WorkFailed):
+            return ""
+        facts = {key: text.partition(f" {key}=")[2].partition(" ")[0] for key in ("JobState", "Reason")}
+        return "TIMEOUT" if facts["Reason"] == "TimeLimit" else facts["JobState"]
 
     def starts(self, variables: Mapping[str, str]) -> int:
         return int(variables.get("SLURM_RESTART_COUNT") or 0)

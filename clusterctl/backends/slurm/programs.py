@@ -6,7 +6,6 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from clusterctl.backends.queue import Entry
 from clusterctl.errors import UsageError, WorkFailed
 
 # Seconds for an answer of slurmctld, which may be busy.
@@ -62,53 +61,6 @@ def _answer(process: subprocess.Popen[str], text: str | None) -> str:
 
 def _silent(program: str) -> WorkFailed:
     return WorkFailed(f"{program}: no answer within {ANSWER_LIMIT:g} s", "is slurmctld running?")
-
-
-def submit(batch_file: str) -> int:
-    """Submit a batch file; return the id of the job."""
-    return int(run("sbatch", "--parsable", text=batch_file).strip().partition(";")[0])
-
-
-def queue() -> dict[int, Entry]:
-    """Return the jobs of this user by id: those that wait, run, or ended a few minutes ago."""
-    text = run("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r|%N|%S")
-    found = {}
-    for line in text.splitlines():
-        job, *fields = line.strip().split("|")
-        if job.isdecimal() and len(fields) == 4:
-            found[int(job)] = Entry(*fields)
-    return found
-
-
-def ended_job(job: int) -> Entry:
-    """Return a job that has left the queue, from the accounting; its state is UNKNOWN if the cluster keeps none."""
-    try:
-        text = run("sacct", "--noheader", "--allocations", f"--jobs={job}", "--format=State%20")
-    except (UsageError, WorkFailed):
-        return Entry("UNKNOWN")
-    # `CANCELLED by 1000`
-    words = text.split()
-    return Entry(words[0].rstrip("+")) if words else Entry("UNKNOWN")
-
-
-def end_of(job: str) -> str:
-    """Return Slurm's word for the end of a job that is ending; "" if it does not say."""
-    try:
-        text = run("scontrol", "show", "job", job, "--oneliner")
-    except (UsageError, WorkFailed):
-        return ""
-    facts = {key: text.partition(f" {key}=")[2].partition(" ")[0] for key in ("JobState", "Reason")}
-    return "TIMEOUT" if facts["Reason"] == "TimeLimit" else facts["JobState"]
-
-
-def cancel(job: int) -> None:
-    """Cancel a job."""
-    run("scancel", str(job))
-
-
-def requeue(job: str) -> None:
-    """Put a running job back into the queue; Slurm ends its processes."""
-    run("scontrol", "requeue", job)
 
 
 def refuse_impossible(batch_file: str) -> str:

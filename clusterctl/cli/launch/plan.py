@@ -107,3 +107,12 @@ def show_pushes(job: Job, nodes: int) -> None:
             screen.write(f"       largest: {names}\n")
         for warning in manifest.warnings:
             screen.log(f"warning: {warning}", "yellow")
+
+
+def schema() -> None:
+    """Print the JSON schema of job files, for editors that complete and check YAML. Save it with
+    `clusterctl schema > job.schema.json` and write `# yaml-language-server: $schema=job.schema.json` as the first line
+    of the job file."""
+    from clusterctl.jobs.job_check import job_schema
+
+    screen.show_json(job_schema())

@@ -125,7 +125,7 @@ def report_submitted(run: RunDir, backend: Backend, number: int, *, as_json: boo
 
 def show_complete(run: RunDir, summary: RunSummary, *, as_json: bool) -> None:
     """Report that all steps of a training are done."""
-    from clusterctl.report.advice import nothing_left
+    from clusterctl.report.summary import nothing_left
 
     done = summary.steps_done or 0
     if as_json:
@@ -137,8 +137,7 @@ def show_complete(run: RunDir, summary: RunSummary, *, as_json: bool) -> None:
 
 def show_continuation(run: RunDir) -> None:
     """Report from which step the next attempt of a training would continue."""
-    from clusterctl.report.advice import resume_text
-    from clusterctl.report.summary import summarise
+    from clusterctl.report.summary import resume_text, summarise
 
     summary = summarise(run)
     text = resume_text(summary)

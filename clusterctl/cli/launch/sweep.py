@@ -136,7 +136,6 @@ class _Shown(Sweep):
 
     def _conclude(self) -> None:
         from clusterctl.cli.views import compare as views
-        from clusterctl.cli.views import sweep as table
         from clusterctl.report import compare as comparing
         from clusterctl.report.page import Subject
 
@@ -149,7 +148,7 @@ class _Shown(Sweep):
             screen.show_json_line({"sweep": self.folder.name, "variants": variants, "comparison": more})
         else:
             summaries = {number: subject.summary for number, subject in subjects.items()}
-            screen.show(table.results(self.record.variants, summaries))
+            screen.show(views.results(self.record.variants, summaries))
             if comparison:
                 screen.show("", *views.parts(comparison, screen.out_console()))
         finished = sum(variant.phase == "finished" for variant in self.record.variants)

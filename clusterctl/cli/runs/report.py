@@ -32,9 +32,9 @@ def report(
 ) -> None:
     """Write a run as one HTML file that needs no network: curves, attempts, ranks, configuration, logs."""
     from clusterctl.files import replace_file
-    from clusterctl.report.export import as_csv
     from clusterctl.report.page import page
     from clusterctl.report.summary import summarise
+    from clusterctl.report.trackers import as_csv
 
     found = options.run_with_results(run)
     if as_json:

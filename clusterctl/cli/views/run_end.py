@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from clusterctl.report.advice import next_commands, resume_text
 from clusterctl.report.curve import sparkline
 from clusterctl.report.evaluations import figures_text
-from clusterctl.report.summary import Attempt, RunSummary, Speed
+from clusterctl.report.summary import Attempt, RunSummary, Speed, next_commands, resume_text
 from clusterctl.text import count, escape_controls, plural, short_time, size
 
 # Attempts that are listed, the newest ones.

@@ -44,7 +44,7 @@ def stands(run: RunDir, state: str, reason: str = "None", start: str = "N/A") ->
     queue = {7: Entry(state, reason, "", start)}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(queues, "SETTLE", 0.0)
-        patched.setattr(programs, "queue", lambda: queue)
+        patched.setattr(slurm, "entries", lambda: queue)
         slurm.refresh([run])
     found = read_state(run)
     assert found is not None
@@ -112,9 +112,9 @@ def test_a_run_whose_job_has_ended_is_submitted_again(
 ) -> None:
     (waiting.root / "batch.sh").write_text("#!/bin/bash\n")
     texts: list[str] = []
-    monkeypatch.setattr(programs, "queue", lambda: {7: Entry("RUNNING")})
+    monkeypatch.setattr(slurm, "entries", lambda: {7: Entry("RUNNING")})
     monkeypatch.setattr(programs, "refuse_impossible", texts.append)
-    monkeypatch.setattr(programs, "submit", lambda text: texts.append(text) or 8)
+    monkeypatch.setattr(slurm, "submit", lambda text: texts.append(text) or 8)
     monkeypatch.chdir(waiting.root.parent.parent)
     code, _, err = command_line("resume", waiting.run_id)
     assert code == UsageError.exit_code and "has not ended" in err and not texts
@@ -136,7 +136,7 @@ def test_a_job_on_its_way_back_into_the_queue_has_not_ended(
 ) -> None:
     answers = iter([{7: Entry("FAILED")}, {7: Entry("PENDING", "BeginTime")}])
     monkeypatch.setattr(queues, "SETTLE", 0.0)
-    monkeypatch.setattr(programs, "queue", lambda: next(answers))
+    monkeypatch.setattr(slurm, "entries", lambda: next(answers))
     slurm.refresh([waiting])
     assert waiting.phase() is Phase.PENDING
 
@@ -165,9 +165,9 @@ def test_without_slurm_s_programs_the_recorded_state_is_shown(
 def test_the_queue_is_read_by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "7|PENDING|Resources||2026-01-01T10:00:00\n8|RUNNING|None|node[1-2]|N/A\n9_1|PENDING|x||\nodd\n"
     monkeypatch.setattr(programs, "run", lambda *words, **more: text)
-    assert programs.queue()[7] == Entry("PENDING", "Resources", "", "2026-01-01T10:00:00")
-    assert programs.queue()[8].nodes == "node[1-2]"
-    assert set(programs.queue()) == {7, 8}
+    assert slurm.entries()[7] == Entry("PENDING", "Resources", "", "2026-01-01T10:00:00")
+    assert slurm.entries()[8].nodes == "node[1-2]"
+    assert set(slurm.entries()) == {7, 8}
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_job_that_slurm_does_not_take_leaves_no_run(
         raise WorkFailed("sbatch: QOSMaxSubmitJobPerUserLimit")
 
     monkeypatch.setattr(programs, "refuse_impossible", lambda text: "")
-    monkeypatch.setattr(programs, "submit", refused)
+    monkeypatch.setattr(slurm, "submit", refused)
     Path("job.yaml").write_text(COMMAND)
     assert command_line("submit", "slurm", "job.yaml")[0] == 4
     assert command_line("runs", "--json")[1].strip() == "[]"
@@ -219,7 +219,7 @@ def test_a_command_of_notify_is_checked_where_the_job_starts(
         raise WorkFailed("sbatch was called")
 
     monkeypatch.setattr(programs, "refuse_impossible", lambda text: "")
-    monkeypatch.setattr(programs, "submit", refused)
+    monkeypatch.setattr(slurm, "submit", refused)
     Path("job.yaml").write_text(f"{COMMAND}notify: ./on-the-batch-node.sh\n")
     assert "sbatch was called" in command_line("submit", "slurm", "job.yaml")[2]
     Path("cluster.yaml").write_text("nodes: {node1: {host: 10.0.0.1, devices: 1}}\n")

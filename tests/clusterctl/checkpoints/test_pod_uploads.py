@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.backends.pods import pod_runs
+from clusterctl.backends.pods import backend as pod_runs
 from clusterctl.backends.pods.pod import saved_name
 from clusterctl.checkpoints import pod_uploads, uploads
 from clusterctl.checkpoints.checkpoint import Health

@@ -12,7 +12,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job, job_check, what_if
-from clusterctl.jobs.schema import job_schema
+from clusterctl.jobs.job_check import job_schema
 from tests.clusterctl.conftest import Run
 from trainer.corpus.indexed import Writer
 

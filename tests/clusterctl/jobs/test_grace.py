@@ -11,7 +11,7 @@ from clusterctl.errors import InputFaults
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs import job_check
-from clusterctl.jobs.parts.grace import last_save_seconds, with_grace
+from clusterctl.jobs.parts.saving import last_save_seconds, with_grace
 from clusterctl.jobs.run_lines import Metric
 from clusterctl.runs.overview import TrainProgress, stop_cost
 from clusterctl.runs.stop import StopRequest, send_stop

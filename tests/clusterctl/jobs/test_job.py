@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import InputFaults
-from clusterctl.jobs.job import TRAIN_KEYS, from_command, load
-from clusterctl.jobs.parts.log_limit import LOG_LIMIT
+from clusterctl.jobs.job import LOG_LIMIT, TRAIN_KEYS, from_command, load
 from trainer.config.train_config import TrainConfig
 
 

@@ -14,7 +14,7 @@ from clusterctl.document import parse_document
 from clusterctl.errors import ClusterctlError, InputFaults, UsageError
 from clusterctl.migrate import commands, facts, families, manifest, model, read
 from clusterctl.migrate.commands import command_text
-from clusterctl.migrate.option import Option, options_by_name, plain, read_table
+from clusterctl.migrate.found import Option, options_by_name, plain, read_table
 from clusterctl.migrate.tables import deepspeed, mindformers, torchtitan
 from clusterctl.migrate.translate import translate
 from clusterctl.migrate.translation import Translation
@@ -334,7 +334,7 @@ def test_every_fact_of_a_table_is_used() -> None:
 
 
 def test_no_keys_of_the_tables_are_unknown_to_the_job() -> None:
-    from clusterctl.jobs.schema import job_schema
+    from clusterctl.jobs.job_check import job_schema
 
     schema: Any = job_schema()["properties"]
     for family in (*families.FAMILIES, families.LAUNCHER):

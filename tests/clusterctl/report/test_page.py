@@ -15,8 +15,8 @@ import pytest
 
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.report import compare
-from clusterctl.report.export import as_csv
 from clusterctl.report.page import Subject, page
+from clusterctl.report.trackers import as_csv
 from tests.clusterctl.conftest import Run
 from tests.support.run_folders import BEGAN, CONFIG, restarted_run, start_line, step_line, write_lines
 

@@ -14,12 +14,11 @@ from clusterctl.cli.views.run_end import end_block
 from clusterctl.cli.views.tables import step_text
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.run_folder import RunDir
-from clusterctl.report.advice import next_commands, resume_text
 from clusterctl.report.compare import measures
 from clusterctl.report.curve import sparkline, thinned
 from clusterctl.report.history import read_history
 from clusterctl.report.page import page
-from clusterctl.report.summary import RunSummary, summarise
+from clusterctl.report.summary import RunSummary, next_commands, resume_text, summarise
 from tests.clusterctl.conftest import Run
 from tests.support.run_folders import BEGAN, START, STEP, end_run, restarted_run, step_line, write_lines
 

@@ -12,7 +12,7 @@ import pytest
 from clusterctl.document import parse_document, reader
 from clusterctl.errors import Fault
 from clusterctl.inventory.cluster import Node
-from clusterctl.jobs import schema as job_schemas
+from clusterctl.jobs import job_check as job_schemas
 from clusterctl.jobs.job import Job
 from clusterctl.settings import Settings
 from clusterctl.wire.fields import Checked, Problem, Reader, own, setting
