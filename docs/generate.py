@@ -20,7 +20,7 @@ from clusterctl.cli.commands import SECTIONS, TABLE  # noqa: E402
 from clusterctl.cli.examples import examples  # noqa: E402
 from clusterctl.cli.option_groups import SHARED, grouped  # noqa: E402
 from clusterctl.inventory.cluster import Cluster, Node  # noqa: E402
-from clusterctl.jobs.schema import job_schema  # noqa: E402
+from clusterctl.jobs.job_check import job_schema  # noqa: E402
 from clusterctl.settings import PREFIX, Settings  # noqa: E402
 from clusterctl.wire import versions  # noqa: E402
 from clusterctl.wire.schema import explanations  # noqa: E402
@@ -90,7 +90,7 @@ def command_part(key: str) -> str:
     own = {record[1:] for record in found}
     if shared := [f"`{re.split('[ ,]', record[0])[0]}`" for record in common if record in own]:
         parts.append(f"[Shared options](#shared-options): {', '.join(shared)}.\n")
-    if lines := examples(key):
+    if lines := examples(key, TABLE):
         parts.append("```console\n" + "".join(f"$ {line}\n" for line in lines) + "```\n")
     return "\n".join(parts)
 

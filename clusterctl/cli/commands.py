@@ -111,7 +111,7 @@ TABLE = {
     "hostfile check": Verb("Check hostfiles line by line", "rank_tables.hostfile:check"),
     "hostfile convert": Verb("Convert between hostfile formats", "rank_tables.hostfile:convert"),
     "plan": Verb("Show what a job would do, and all its errors", "launch.plan:plan"),
-    "schema": Verb("Print the JSON schema of job files", "launch.schema:schema"),
+    "schema": Verb("Print the JSON schema of job files", "launch.plan:schema"),
     "launch": Verb("Start a job and follow it", "launch.start:launch", ssh=True),
     "submit": Verb(f"Submit a job to a batch system or {KNOWN['pods'].title}"),
     **{
@@ -326,7 +326,7 @@ class WithExamples:
         """Write the examples."""
         from clusterctl.cli.examples import examples
 
-        if lines := examples(self.key):
+        if lines := examples(self.key, TABLE):
             with formatter.section("Examples"):
                 for line in lines:
                     formatter.write(f"  {line}\n")

@@ -61,7 +61,7 @@ FORWARDED = [key for key, verb in TABLE.items() if verb.forwards or verb.open_en
 
 @pytest.mark.parametrize("key", ["", *TABLE])
 def test_the_help_of_a_command_ends_with_examples_that_parse(key: str) -> None:
-    lines = examples(key)
+    lines = examples(key, TABLE)
     assert lines or TABLE[key].hidden
     command: Any = commands.built(key)
     if key not in FORWARDED:
