@@ -12,18 +12,18 @@ import pytest
 
 from clusterctl.cli.nodes.plain_exec import PlainExec, read
 
-INVENTORY = Path("c.yaml")
-
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("exec node1 -- ls -l", PlainExec("node1", ("ls", "-l"))),
-        ("exec -w node[1-2] true", PlainExec("node[1-2]", ("true",))),
-        ("exec -n node1 -c c.yaml -- true", PlainExec("node1", ("true",), INVENTORY)),
-        ("exec -c c.yaml node1 -- true", PlainExec("node1", ("true",), INVENTORY)),
-        ("exec node1 --hostfile c.yaml -- true --", PlainExec("node1", ("true", "--"), INVENTORY)),
-        ("exec node1 hostname", PlainExec("node1", ("hostname",))),
+        ("exec node1 -- ls -l", PlainExec(("ls", "-l"), "node1")),
+        ("exec -w node[1-2] true", PlainExec(("true",), "node[1-2]")),
+        ("exec -n node1 -c c.yaml -- true", PlainExec(("true",), "node1", "c.yaml")),
+        ("exec -c c.yaml node1 -- true", PlainExec(("true",), "node1", "c.yaml")),
+        ("exec node1 --hostfile c.yaml -- true --", PlainExec(("true", "--"), "node1", "c.yaml")),
+        ("exec -w all -x node2 --ssh openssh true", PlainExec(("true",), "all", None, "node2", "openssh")),
+        ("exec --persist 1m -w all true", PlainExec(("true",), "all", persist="1m")),
+        ("exec node1 hostname", PlainExec(("hostname",), "node1")),
     ],
 )
 def test_a_plain_command_line_is_read(line: str, expected: PlainExec) -> None:
