@@ -23,7 +23,7 @@ SRUN = ["srun", "--overlap", f"-N{NODES}", "--ntasks-per-node=1", "hostname"]
 OPEN = """
 import sys, time
 from clusterctl.backends.slurm.allocation import described, named
-from clusterctl.backends.slurm.links import Srun
+from clusterctl.backends.slurm.programs import Srun
 from clusterctl.backends.steps import StepTransport
 from clusterctl.environment import environment
 from clusterctl.transport.fanout import Connections

@@ -10,8 +10,8 @@ from dataclasses import replace
 from clusterctl.errors import Fault, InputFaults, UsageError, did_you_mean
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.ranktable.finding import version_for
-from clusterctl.ranktable.rules.addresses import read_address
 from clusterctl.ranktable.rules.apply import apply_rules
+from clusterctl.ranktable.rules.reader import read_address
 from clusterctl.ranktable.table import (
     Device,
     DeviceAddress,

@@ -145,7 +145,7 @@ import os, sys
 from clusterctl.backends.slurm.allocation import described, named
 from clusterctl.environment import environment
 from clusterctl.transport.fanout import Connections
-from clusterctl.backends.slurm.links import Srun
+from clusterctl.backends.slurm.programs import Srun
 from clusterctl.backends.steps import StepTransport
 nodes = described(named(environment(), "cpu")).nodes
 os.environ["PATH"] = sys.argv[1]

@@ -9,7 +9,7 @@ from typing import ClassVar
 from clusterctl.backends.backend import Platform, job_of
 from clusterctl.backends.queue import Entry, Queue, imagined_nodes
 from clusterctl.backends.slurm import allocation, programs
-from clusterctl.backends.slurm.links import Srun
+from clusterctl.backends.slurm.programs import Srun
 from clusterctl.backends.steps import StepTransport
 from clusterctl.environment import environment
 from clusterctl.errors import UsageError, WorkFailed

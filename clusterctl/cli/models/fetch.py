@@ -113,7 +113,7 @@ def _show_names(as_json: bool) -> None:
 
 def _fetch_folder(source: str, output: Path, endpoint: str, as_json: bool) -> None:
     from clusterctl import text
-    from clusterctl.storage.folders import fetch_folder
+    from clusterctl.storage.data import fetch_folder
 
     done = fetch_folder(source, output, endpoint)
     if as_json:
@@ -134,7 +134,7 @@ def upload(
     """Upload a folder to an object store, with a list of its hashes, for `data: s3://...` in a job. An interrupted
     upload continues; the list is written last."""
     from clusterctl import text
-    from clusterctl.storage.folders import upload_folder
+    from clusterctl.storage.data import upload_folder
 
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder", "name a folder with data")

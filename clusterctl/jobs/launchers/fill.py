@@ -10,8 +10,7 @@ from itertools import pairwise
 from pathlib import Path, PurePath
 
 from clusterctl.jobs.launchers import options
-from clusterctl.jobs.launchers.installed import flags
-from clusterctl.jobs.launchers.known import MPI, TORCH_MODULES, Launcher
+from clusterctl.jobs.launchers.known import MPI, TORCH_MODULES, Launcher, flags
 from clusterctl.jobs.launchers.options import Option, Shape
 from clusterctl.jobs.launchers.reader import Use, uses
 

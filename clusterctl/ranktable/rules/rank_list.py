@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from clusterctl.ranktable.finding import invalid
-from clusterctl.ranktable.rules.addresses import is_address
 from clusterctl.ranktable.rules.fields import BACKUP_LOCAL_ID
-from clusterctl.ranktable.rules.reader import Values
+from clusterctl.ranktable.rules.reader import Values, is_address
 from clusterctl.ranktable.rules.state import SeenDevice, TableState
 
 # Network layer and net_instance_id, to the number of addresses and the level that shows it.

@@ -6,9 +6,8 @@ import re
 from collections.abc import Hashable, Mapping
 
 from clusterctl.ranktable.finding import invalid
-from clusterctl.ranktable.rules.addresses import IPV4
 from clusterctl.ranktable.rules.fields import MAX_NUMBER
-from clusterctl.ranktable.rules.reader import Values
+from clusterctl.ranktable.rules.reader import IPV4, Values
 from clusterctl.ranktable.rules.state import SeenDevice, SeenServer, TableState
 
 # Most devices have only these keys.

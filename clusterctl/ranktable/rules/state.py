@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from clusterctl.ranktable.finding import HARDWARE, Hardware, invalid
-from clusterctl.ranktable.rules.addresses import BadAddress, read_address
-from clusterctl.ranktable.rules.reader import Reader, Values
+from clusterctl.ranktable.rules.reader import BadAddress, Reader, Values, read_address
 
 ASK_ADDRESS = "`hccn_tool -i N -ip -g` on that node shows it"
 

@@ -13,7 +13,7 @@ from clusterctl.errors import Fault, InputFaults
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs import job_check
-from clusterctl.jobs.launchers import fill, installed, options
+from clusterctl.jobs.launchers import fill, known, options
 from clusterctl.jobs.plan import ProcessSpec, make_plan
 
 CLUSTER = Cluster(
@@ -232,7 +232,7 @@ def test_options_that_no_table_has_are_asked_of_the_installed_launcher(
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch here")
 def test_our_tables_have_the_flags_of_the_installed_torchrun() -> None:
-    found = installed.flags("torchrun")
+    found = known.flags("torchrun")
     assert {"--standalone", "--no_python"} <= found
     assert found - set(options.TORCH_FLAGS) == {"-h", "--help", "-m", "--module"}
 
