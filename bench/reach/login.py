@@ -28,10 +28,10 @@ def main(logins: int) -> None:
         node = cluster.nodes[0]
         # One login before the measurement loads paramiko.
         drain(SshTransport(known_hosts=known, ssh_config="none").start(node, "true"))
-        from clusterctl.ssh.session import FAST_KEX, Session
+        from clusterctl.ssh import session
 
-        for kex in FAST_KEX:
-            Session._preferred_kex = (kex,)
+        for kex in session.FAST_KEX:
+            session.FAST_KEX = (kex,)
             logins_of(kex, SshTransport(known_hosts=known, ssh_config="none"), node, logins)
         streams(SshTransport(known_hosts=known, ssh_config="none"), node)
 

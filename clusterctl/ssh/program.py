@@ -26,22 +26,11 @@ LEAST_WINDOW = 1024
 STDERR = 1
 
 
-class _NoBuffer:
-    """Replaces a channel's two buffers, which take 3 kB and would stay empty: `Program` stores the output itself."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    def __len__(self) -> int:
-        return 0
-
-
 class Program(paramiko.Channel):
     """A channel that keeps stdout and stderr in order and records the signal that ended its program."""
 
     def __init__(self, chanid: int) -> None:
         super().__init__(chanid)
-        self.in_buffer = self.in_stderr_buffer = _NoBuffer()  # type: ignore[assignment]
         self.came: deque[tuple[str, bytes]] = deque()
         self.signal: str | None = None
 

@@ -13,7 +13,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import paramiko
@@ -85,16 +85,6 @@ _Transport: Any = paramiko.Transport
 class Session(_Transport):  # type: ignore[misc]
     """A connection to one SSH server; any number of threads may wait for events on it."""
 
-    _preferred_kex = FAST_KEX + tuple(name for name in _Transport._preferred_kex if name not in FAST_KEX)
-    _preferred_ciphers: tuple[str, ...] = GCM + CTR
-    _preferred_macs: tuple[str, ...] = SHA2
-
-    # Return the lists unchanged: paramiko filters them at every use.
-    preferred_kex = property(lambda self: self._preferred_kex)
-    preferred_keys = property(lambda self: self._preferred_keys)
-    preferred_ciphers = property(lambda self: self._preferred_ciphers)
-    preferred_macs = property(lambda self: self._preferred_macs)
-
     def __init__(
         self,
         sock: socket.socket | paramiko.Channel,
@@ -112,16 +102,12 @@ class Session(_Transport):  # type: ignore[misc]
         self.packets: Packets = self.packetizer
         self.packets.REKEY_BYTES, self.packets.REKEY_PACKETS = REKEY_BYTES, REKEY_PACKETS
         self.packets.reads_twice = self._reads_twice
-        first = tuple(
-            kind
-            for recorded_kind in recorded
-            for kind in SIGNED_BY.get(recorded_kind, (recorded_kind,))
-            if kind in self._key_info
-        )
-        others = (key_type for key_type in _Transport._preferred_keys if key_type not in first)
-        self._preferred_keys: tuple[str, ...] = (*first, *others)
-        self._preferred_kex = _allowed(self._preferred_kex, allowed_kex)
-        self._preferred_ciphers = _allowed(self._preferred_ciphers, allowed_ciphers)
+        recorded_kinds = [kind for name in recorded for kind in SIGNED_BY.get(name, (name,))]
+        options = self.get_security_options()
+        options.key_types = _with_first(recorded_kinds, options.key_types)
+        options.kex = _allowed(_with_first(FAST_KEX, options.kex), allowed_kex)
+        options.ciphers = _allowed(GCM + CTR, allowed_ciphers)
+        options.digests = SHA2
         self._judge = judge
         self._turn = threading.Condition()
         # The id of the thread that reads for all threads.
@@ -133,7 +119,6 @@ class Session(_Transport):  # type: ignore[misc]
         self._refused: dict[int, str] = {}
         self._closing = threading.Lock()
         self._on_read: Callable[[], None] | None = None
-        self._writable: select.poll | None = None
         self.problem: BaseException | None = None
         """Why the connection ended; None while it is open."""
         self._handler_table[MSG_SERVICE_ACCEPT] = lambda message: None
@@ -182,10 +167,6 @@ class Session(_Transport):  # type: ignore[misc]
         super()._verify_key(shown, sig)
         kind = paramiko.Message(shown).get_text()
         self._judge(host_key(kind, base64.b64encode(shown).decode()))
-
-    def forget_login(self) -> None:
-        """Release the objects that only the login needed: 2 kB per node."""
-        self.__dict__.update(auth_handler=None, host_key=None)
 
     # ---- channels
 
@@ -288,9 +269,6 @@ class Session(_Transport):  # type: ignore[misc]
             try:
                 self._listen(deadline)
             finally:
-                with self._turn:
-                    self._listener = None
-                    self._turn.notify_all()
                 if self._on_read is not None:
                     self._on_read()
 
@@ -316,12 +294,7 @@ class Session(_Transport):  # type: ignore[misc]
             if self._listener is not None or not self.active:
                 return
             self._listener = threading.get_ident()
-        try:
-            self._listen(0.0)
-        finally:
-            with self._turn:
-                self._listener = None
-                self._turn.notify_all()
+        self._listen(0.0)
 
     def can_send(self) -> bool:
         """Return whether a small message can be sent now without waiting."""
@@ -329,10 +302,9 @@ class Session(_Transport):  # type: ignore[misc]
             return False
         if not isinstance(self.sock, socket.socket):
             return True
-        if self._writable is None:
-            self._writable = select.poll()
-            self._writable.register(self.sock, select.POLLOUT)
-        return any(event & select.POLLOUT for _, event in self._writable.poll(0))
+        writable = select.poll()
+        writable.register(self.sock, select.POLLOUT)
+        return any(event & select.POLLOUT for _, event in writable.poll(0))
 
     def run(self) -> None:
         """Process messages until the connection ends; this is the thread of a gateway."""
@@ -367,6 +339,10 @@ class Session(_Transport):  # type: ignore[misc]
             self.end(problem)
             if not isinstance(problem, Exception):
                 raise
+        finally:
+            with self._turn:
+                self._listener = None
+                self._turn.notify_all()
 
     def _ask_whether_alive(self) -> None:
         if self._quiet >= SILENCE and self.authenticated:
@@ -439,6 +415,11 @@ class Session(_Transport):  # type: ignore[misc]
             self.auth_handler.abort()
         with self._turn:
             self._turn.notify_all()
+
+
+def _with_first(first: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Return the known names, those in `first` before the others."""
+    return tuple(dict.fromkeys([*(name for name in first if name in known), *known]))
 
 
 def _allowed(ours: tuple[str, ...], theirs: str) -> tuple[str, ...]:

@@ -78,7 +78,6 @@ class SshTransport(Recorder):
         except BaseException:
             login.close()
             raise
-        login.session.forget_login()
         return ProgramStream(node.name, login.session, program, login.close)
 
     def log_in(self, node: Node) -> Login:
