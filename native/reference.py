@@ -249,16 +249,17 @@ def attention(
     mask: Mask = EVERY_KEY,
     dropout: Dropout | None = None,
     cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return the attention as two matrix products; heads of `k` and `v` that groups share are repeated.
 
-    `cap`: a soft limit of the scores; 0: none.
+    `cap`: a soft limit of the scores; 0: none. `sinks`: of each head, a score without a value.
     """
     k, v = repeated(k, q.shape[1]), repeated(v, q.shape[1])
     scores = capped((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1), cap)  # (batch, heads, queries, keys)
     if causal:
         scores = scores.masked_fill(hidden(mask, q.shape[-2], k.shape[-2], q.device), float("-inf"))
-    probabilities = torch.softmax(scores, dim=-1)
+    probabilities = shares(scores, sinks)
     if dropout is not None:
         probabilities = probabilities * factors(dropout, probabilities)
     return probabilities @ v
@@ -267,6 +268,14 @@ def attention(
 def capped(x: Tensor, cap: float) -> Tensor:
     """Return cap x tanh(x / cap), which is near `x` where that is small; `cap` 0: `x`."""
     return torch.tanh(x / cap) * cap if cap else x
+
+
+def shares(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return the softmax of scores (..., heads, queries, keys), of which each head's sink has a share too."""
+    if sinks is None:
+        return torch.softmax(scores, -1)
+    more = sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat([scores, more], -1), -1)[..., :-1]
 
 
 def repeated(x: Tensor, heads: int) -> Tensor:
@@ -292,12 +301,14 @@ def hidden(mask: Mask, queries: int, keys: int, device: torch.device) -> Tensor:
     return mask.made[wanted]
 
 
-def paged_attention(q: Tensor, keys: Tensor, values: Tensor, reach: Reach, cap: float = 0.0) -> Tensor:
+def paged_attention(
+    q: Tensor, keys: Tensor, values: Tensor, reach: Reach, cap: float = 0.0, sinks: Tensor | None = None
+) -> Tensor:
     """Return the attention of one new token per text; the pages of some texts are copied at a time."""
     of_text = reach.tables.shape[1] * keys[:1].numel() * keys.element_size()
     texts = max(1, GATHERED // max(1, of_text))
     pieces = (
-        _over_pages(q[at : at + texts], keys, values, reach, slice(at, at + texts), cap)
+        _over_pages(q[at : at + texts], keys, values, reach, slice(at, at + texts), cap, sinks)
         for at in range(0, len(q), texts)
     )
     return torch.cat(list(pieces)) if len(q) else torch.empty_like(q)
@@ -309,7 +320,9 @@ def store_in_pages(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, slots: Te
         pages.flatten(0, 1).index_copy_(0, slots, new.to(pages.dtype))
 
 
-def _over_pages(q: Tensor, keys: Tensor, values: Tensor, reach: Reach, texts: slice, cap: float) -> Tensor:
+def _over_pages(
+    q: Tensor, keys: Tensor, values: Tensor, reach: Reach, texts: slice, cap: float, sinks: Tensor | None
+) -> Tensor:
     tables, first, last = reach.tables[texts].long(), reach.first[texts, None], reach.last[texts, None]
     # (texts, groups, positions, dim)
     k, v = (pages[tables].flatten(1, 2).transpose(1, 2) for pages in (keys, values))
@@ -319,6 +332,10 @@ def _over_pages(q: Tensor, keys: Tensor, values: Tensor, reach: Reach, texts: sl
     at = torch.arange(k.shape[2], device=q.device)
     unseen = ((at < first) | (at >= last))[:, None, None]
     scores = capped(_wide(rows @ k.transpose(-2, -1)), cap).masked_fill(unseen, float("-inf"))
+    if sinks is not None:
+        return (shares(scores.flatten(1, 2).unsqueeze(2), sinks).view(scores.shape).to(v.dtype) @ v).flatten(
+            1, 2
+        )
     return (torch.softmax(scores, -1).to(v.dtype) @ v).flatten(1, 2)
 
 

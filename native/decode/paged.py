@@ -13,7 +13,7 @@ from native.compiled.arguments import FLOAT, INT, POINTER, SIZE, function, struc
 from native.compiled.library import load, why_not
 from native.compiled.op import address
 from native.paging import PAGE
-from native.reference import capped
+from native.reference import capped, shares
 
 __all__ = ["PAGE", "Spans", "attend", "store", "why_not"]
 
@@ -91,9 +91,15 @@ def attend(q: Tensor, key_pages: Tensor, value_pages: Tensor, spans: Spans, scal
 
 
 def reference(
-    q: Tensor, key_pages: Tensor, value_pages: Tensor, spans: Spans, scale: float, cap: float = 0.0
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    spans: Spans,
+    scale: float,
+    cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Return the same as `attend`, computed in plain torch; `cap`: a soft limit of the scores."""
+    """Return the same as `attend`, computed in plain torch; `cap`, `sinks`: as in `native.reference.attention`."""
     out, begins = torch.empty_like(q), spans.begins.tolist()
     for number, (begin, end) in enumerate(itertools.pairwise(begins)):
         table = spans.tables[number, : -(-int(spans.last[begin:end].max()) // PAGE)].long()
@@ -104,6 +110,6 @@ def reference(
         scores = capped((q[begin:end].transpose(0, 1) @ keys) * scale, cap)  # (heads, tokens, positions)
         at = torch.arange(keys.shape[2])
         hidden = (at < spans.first[begin:end, None]) | (at >= spans.last[begin:end, None])
-        mixed = torch.softmax(scores.masked_fill(hidden, float("-inf")), -1) @ values
+        mixed = shares(scores.masked_fill(hidden, float("-inf")), sinks) @ values
         out[begin:end] = mixed.transpose(0, 1)
     return out

@@ -55,6 +55,8 @@ class Heads:
     causal: bool = True
     scaled: bool = False
     """Whether queries are multiplied by a factor, which makes a copy of them."""
+    sinks: bool = False
+    """Whether each head has a score without a value."""
     cap: float = 0.0
     """The soft limit of scores; 0: none."""
 
@@ -65,7 +67,7 @@ class Heads:
     @property
     def plain(self) -> bool:
         """Return whether no kernel computes these scores, so that torch's products do."""
-        return self.cap > 0
+        return self.cap > 0 or self.sinks
 
     @property
     def width(self) -> int:
@@ -101,6 +103,7 @@ class Heads:
     def divided(self) -> int:
         """Return the parameters that tensor parallel ranks divide: matrices, biases, and norms of all heads."""
         norms = self.width + self.keys if self.norms == "all" else 0
+        norms += self.heads if self.sinks else 0
         return self.matrices + norms + (self.outputs if self.bias != "none" else 0)
 
     @property

@@ -69,6 +69,12 @@ def module_of(path: str) -> str:
     return ".".join(path.split(".")[2:-1])
 
 
+def layer_of(model: ModelConfig, path: str) -> ModelConfig:
+    """Return the config of the layer of a parameter's name; that of the model for one outside of the layers."""
+    parts = path.split(".")
+    return model.each_layer[int(parts[1])] if parts[0] == "blocks" else model
+
+
 def is_split(model: ModelConfig) -> bool:
     """Return whether Hugging Face's form of a model has queries, keys and values as three matrices."""
     return model.norm != "layer" or model.groups != model.heads
@@ -166,6 +172,9 @@ def lora_faults(model: ModelConfig, lora: LoraConfig) -> Iterator[Fault]:
         if lora.targets or lora.dropout:
             yield Fault("train.tune.lora.rank", "is 0, which is no adapter", "use a rank such as 8")
         return
+    if model.dense_layers or model.expert_bias:
+        problem = "there are no adapters for models with dense_layers or expert_bias"
+        yield Fault("train.tune.lora.rank", problem, "leave lora out, or use another model")
     try:
         adapted(model, lora)
     except ValueError as error:

@@ -13,7 +13,7 @@ from trainer.config.router import TopK
 
 # Matrix kernels want aligned rows; Megatron pads to 128 x tensor parallel.
 VOCAB_MULTIPLE = 128
-GATES = ("silu", "gelu_tanh", "gelu")
+GATES = ("silu", "gelu_tanh", "gelu", "clamped")
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class ModelConfig:
     """Factor of attention's scores; 0 means 1 / sqrt(width of a head)."""
     attention_cap: float = setting(0.0, least=0.0)
     """Soft limit of attention's scores: cap x tanh(score / cap); 0: none."""
+    sinks: bool = setting(False)
+    """Each head of attention has a learned score without a value, which takes its share of the probability."""
     norm: str = setting("layer", choices=tuple(NORMS))
     """layer: layer norm, with mean and bias. rms: RMS norm, which only divides by the root mean square. rms_offset: RMS
     norm whose weight is stored as its difference from 1."""
@@ -87,14 +89,33 @@ class ModelConfig:
     swiglu: bool = setting(False)
     """Use a gated feed-forward layer, silu(gate) x up, instead of GELU; `activation` is then unused."""
     gate: str = setting("silu", choices=GATES)
-    """With swiglu: the function of the gate."""
+    """With swiglu: the function of the gate. clamped: gate x sigmoid(1.702 x gate) x (1 + up), with gate at most 7 and
+    up between -7 and 7."""
     experts: int = setting(0, least=0)
     """Number of experts, of which a router chooses top_k for each token; 0: one feed-forward layer for all tokens.
-    Experts have no biases; `ffn` is the width of each."""
+    `ffn` is the width of each."""
     top_k: int = setting(2, least=1)
     """With experts: number of experts per token."""
     renormalize: bool = setting(True)
     """With experts: whether the probabilities of the chosen experts are scaled to a sum of 1."""
+    scoring: str = setting("softmax", choices=("softmax", "sigmoid"))
+    """With experts: how a router's results become scores: of all experts together, or of each for itself."""
+    router_bias: bool = setting(False)
+    """With experts: experts are chosen by their score plus a bias, which is no part of their weight. The optimizer
+    lowers the bias of experts with more than an even share of the tokens and raises the others'."""
+    expert_groups: int = setting(1, least=1)
+    """With experts: groups of neighbouring experts; a token's experts are in `top_groups` of them."""
+    top_groups: int = setting(1, least=1)
+    """With expert_groups: how many groups a token uses: those with the highest score, with sigmoid those with the
+    highest sum of two scores."""
+    routed_scale: float = setting(1.0, above=0.0)
+    """With experts: factor of the weights of the chosen experts."""
+    dense_layers: int = setting(0, least=0)
+    """With experts: the number of first layers without experts."""
+    expert_bias: bool = setting(False)
+    """With experts: whether the matrices of the router and of the experts have biases."""
+    dense_ffn: int = setting(0, least=0)
+    """With dense_layers: the width of their feed-forward layers."""
     shared_ffn: int = setting(0, least=0)
     """With experts: width of a shared expert that every token passes through; 0: none."""
     capacity: float = setting(0.0, least=0.0)
@@ -155,6 +176,7 @@ class ModelConfig:
             causal=self.kind != "glm",
             scaled=self.attention_scale > 0,
             cap=self.attention_cap,
+            sinks=self.sinks,
         )
 
     @cached_property
@@ -165,17 +187,26 @@ class ModelConfig:
             made.setdefault(key, self.decided(*key)) for key in map(self._differences, range(self.layers))
         )
 
-    def _differences(self, layer: int) -> tuple[bool, bool]:
-        """Return whether a layer rotates, and whether it has the window."""
+    def _differences(self, layer: int) -> tuple[bool, bool, bool]:
+        """Return whether a layer rotates, whether it has the window, and whether it has no experts."""
         rotated, windowed = (
             not cycle or cycle[layer % len(cycle)] > 0 for cycle in (self.rotated, self.windowed)
         )
-        return rotated, windowed
+        return rotated, windowed, layer < self.dense_layers
 
-    def decided(self, rotated: bool = True, windowed: bool = True) -> ModelConfig:
-        """Return the config of a layer that rotates or not, with the window or without."""
-        if not (self.rotated or self.windowed):
+    def decided(self, rotated: bool = True, windowed: bool = True, dense: bool = False) -> ModelConfig:
+        """Return the config of a layer that rotates or not, with the window or without, with experts or `dense`."""
+        if not (self.rotated or self.windowed or self.dense_layers):
             return self
+        experts: dict[str, int | bool] = {"dense_layers": 0, "dense_ffn": 0}
+        if dense:
+            experts |= {
+                "experts": 0,
+                "shared_ffn": 0,
+                "router_bias": False,
+                "expert_bias": False,
+                "ffn": self.dense_ffn,
+            }
         rope = self.rope
         if windowed and self.window_base:
             rope = RopeConfig(self.window_base, rope.part, rope.interleaved)
@@ -187,12 +218,13 @@ class ModelConfig:
             rotated=(),
             windowed=(),
             window_base=0.0,
+            **experts,  # type: ignore[arg-type]
         )
 
     @cached_property
     def router(self) -> TopK:
         """Return the sizes of the router of experts."""
-        return TopK(self.hidden, self.experts, self.top_k)
+        return TopK(self.hidden, self.experts, self.top_k, self.router_bias + self.expert_bias)
 
     @property
     def rotary_size(self) -> int:
@@ -251,7 +283,8 @@ class ModelConfig:
     def divided_parameters(self) -> int:
         """Return the parameters of a block that tensor parallel ranks divide: matrices, and biases of their columns."""
         bias = self.up_width if self.bias == "all" and not self.experts else 0
-        return self.attention.divided + self._feed_forward(self.experts) + bias
+        of_experts = self.experts * (self.up_width + self.hidden) if self.expert_bias else 0
+        return self.attention.divided + self._feed_forward(self.experts) + bias + of_experts
 
     def layer_parameters(self) -> int:
         """Return the parameters of one block."""

@@ -34,5 +34,7 @@ class RopeConfig:
     """With yarn: pairs that turn less often than this over `original` positions are slowed down by `factor`."""
     beta_fast: float = setting(32.0, above=0.0)
     """With yarn: pairs that turn more often than this stay as they are."""
+    truncate: bool = setting(True)
+    """With yarn: round the pairs between which frequencies change to whole ones."""
     attention: float = setting(0.0, least=0.0)
     """With yarn: factor of cosines and sines; 0: 0.1 x ln(factor) + 1."""

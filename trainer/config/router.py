@@ -15,11 +15,13 @@ class TopK:
     experts: int
     chosen: int
     """Experts per token."""
+    biases: int = 0
+    """The biases of each expert."""
 
     @property
     def parameters(self) -> int:
         """Return the parameters, which every tensor parallel rank has whole; 0 without experts."""
-        return self.hidden * self.experts
+        return (self.hidden + self.biases) * self.experts
 
     def kept(self, tokens: int) -> int:
         """Return the bytes kept for the backward pass: all probabilities, and weights and places of the choices."""

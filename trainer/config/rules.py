@@ -110,6 +110,9 @@ def _save_faults(config: TrainConfig) -> Iterator[Fault]:
 _NEEDED = {
     **{"windowed": "window", "window_base": "windowed", "rotated": "rotary"},
     **{"qk_norm_whole": "qk_norm", "gate": "swiglu"},
+    **dict.fromkeys(
+        ("scoring", "router_bias", "expert_bias", "expert_groups", "routed_scale", "dense_layers"), "experts"
+    ),
 }
 _PLAIN = ModelConfig()
 
@@ -129,6 +132,15 @@ def model_faults(model: ModelConfig) -> Iterator[Fault]:
     if model.experts and model.top_k > model.experts:
         problem = f"is {model.top_k}, and there are {model.experts} experts"
         yield Fault("train.model.top_k", problem, f"use {model.experts} or less")
+    if model.experts % model.expert_groups:
+        problem = f"{model.experts} experts are not divisible by {model.expert_groups} groups"
+        yield Fault("train.model.expert_groups", problem, "use a divisor of experts")
+    elif model.experts and not 1 <= model.top_groups <= model.expert_groups:
+        problem = f"is {model.top_groups}, and there are {model.expert_groups} groups"
+        yield Fault("train.model.top_groups", problem, f"use {model.expert_groups} or less")
+    elif model.experts and model.top_k > model.experts // model.expert_groups * model.top_groups:
+        problem = f"is {model.top_k}, and {model.top_groups} groups have fewer experts"
+        yield Fault("train.model.top_k", problem, "use fewer, or more top_groups")
     if model.shared_ffn and not model.experts:
         yield Fault("train.model.shared_ffn", "goes with experts, and experts is 0", "leave it out")
     if model.rotary:
@@ -204,7 +216,7 @@ def _master_faults(config: TrainConfig) -> Iterator[Fault]:
 
 def _tensor_faults(config: TrainConfig, layout: Layout) -> Iterator[Fault]:
     model, tensor = config.model, layout.tensor
-    of_experts = {"experts": model.experts, "shared_ffn": model.shared_ffn}
+    of_experts = {key: getattr(model, key) for key in ("experts", "shared_ffn", "dense_ffn")}
     shares = model.attention.counts | (of_experts if model.experts else {"ffn": model.inner})
     for name, value in shares.items():
         if value % tensor:

@@ -23,7 +23,6 @@ from trainer.engine.optimizer import AdamW, decay_of
 from trainer.engine.parts import Place, optimizer_parts
 from trainer.engine.passes import Model
 from trainer.model.cuts import Cut, cuts_of, learned, own_of
-from trainer.model.norm import Norm
 from trainer.parallel.group import Group
 from trainer.parallel.pipeline import TIED, UNDIVIDED, Pipeline
 from trainer.parallel.tensor import Parallel
@@ -220,9 +219,9 @@ def moves_optimizer(config: TrainConfig, data: Group) -> bool:
 
 
 def norms_of(model: nn.Module) -> set[nn.Parameter]:
-    """Return the parameters of norms, which are fp32 in every precision."""
-    norms = (module for module in model.modules() if isinstance(module, Norm))
-    return {parameter for norm in norms for parameter in norm.parameters()}
+    """Return the parameters of norms and the biases of routers, which are fp32 in every precision."""
+    found = (getattr(module, name) for module in model.modules() for name in getattr(module, "wide", ()))
+    return {parameter for parameter in found if parameter is not None}
 
 
 @torch.no_grad()

@@ -47,7 +47,7 @@ class PagedCache:
         """Return the step with its tensors on the cache's device; later calls of `attend` are for this step."""
         raise NotImplementedError
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Store the new tokens' keys and values, (tokens, groups, size); return the attention output, (tokens, ...)."""
         raise NotImplementedError
 
@@ -73,12 +73,12 @@ class Cache(PagedCache):
         self.spans = {own.window: within(step.spans, own.window) for own in self.heads}
         return step
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         keys, values = self.layers[layer]
         spans, scale, cap = self.spans[self.heads[layer].window], q.shape[2] ** -0.5, self.heads[layer].cap
         paged.store(k, v, keys, values, spans.slots)
-        if cap:
-            return paged.reference(q, keys, values, spans, scale, cap)
+        if cap or sinks is not None:
+            return paged.reference(q, keys, values, spans, scale, cap, sinks)
         return paged.attend(q, keys, values, spans, scale)
 
 

@@ -209,12 +209,13 @@ class DeviceCache(PagedCache):
         window = window if int(spans.first[end - 1]) else 0
         return _Stretch(begin, end, slots.to(self.device), native.Mask(window, source=source))
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         pages, own = self.layers[layer], self.heads[layer]
         plan, attention, over_pages = self._plans[own.window], self.ops.attention, self.ops.paged_attention
-        if own.cap:
+        if own.plain:
             attention, over_pages = (
-                partial(each, cap=own.cap) for each in (reference.attention, reference.paged_attention)
+                partial(each, cap=own.cap, sinks=sinks)
+                for each in (reference.attention, reference.paged_attention)
             )
         self.ops.store_in_pages(*pages, k, v, self._slots)
         alone = 0 if plan.reach is None else len(plan.reach.tables)

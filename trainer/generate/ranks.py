@@ -62,7 +62,13 @@ class Division:
 
 
 def _divides(config: ModelConfig, tensor: int) -> bool:
-    numbers = [*config.attention.counts.values(), config.inner, config.shared_ffn, config.experts]
+    numbers = [
+        *config.attention.counts.values(),
+        config.inner,
+        config.shared_ffn,
+        config.dense_ffn,
+        config.experts,
+    ]
     return not any(number % tensor for number in numbers)
 
 

@@ -28,15 +28,20 @@ class ExpertLinear(nn.Module):
     """One matrix for each expert of this rank."""
 
     def __init__(
-        self, experts: int, inputs: int, outputs: int, ops: native.Choice, parallel: Parallel
+        self, config: ModelConfig, inputs: int, outputs: int, ops: native.Choice, parallel: Parallel
     ) -> None:
         super().__init__()
-        self.cuts, self.ops = {"weight": Cut(0)}, ops
-        self.weight = nn.Parameter(torch.zeros(experts // parallel.size, outputs, inputs))
+        self.cuts, self.ops = {"weight": Cut(0), "bias": Cut(0)}, ops
+        own = config.experts // parallel.size
+        self.weight = nn.Parameter(torch.zeros(own, outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(own, outputs)) if config.expert_bias else None
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return each row times its expert's matrix; rows are sorted by expert, `counts` are the rows of each."""
-        return self.ops.grouped_linear(rows, self.weight, counts)
+        result = self.ops.grouped_linear(rows, self.weight, counts)
+        if self.bias is None:
+            return result
+        return result + self.bias.repeat_interleave(counts, 0, output_size=len(rows)).to(result.dtype)
 
 
 class Experts(nn.Module):
@@ -46,8 +51,8 @@ class Experts(nn.Module):
         super().__init__()
         self.config, self.ops, self.parallel = config, ops, parallel
         self.router = Router(config, ops, parallel)
-        self.up = ExpertLinear(config.experts, config.hidden, config.up_width, ops, parallel)
-        self.down = ExpertLinear(config.experts, config.inner, config.hidden, ops, parallel)
+        self.up = ExpertLinear(config, config.hidden, config.up_width, ops, parallel)
+        self.down = ExpertLinear(config, config.inner, config.hidden, ops, parallel)
         self.activation = Activation(config, ops)
         self.shared = FeedForward(config, ops, parallel, config.shared_ffn) if config.shared_ffn else None
         self.own = len(self.up.weight)
@@ -63,9 +68,13 @@ class Experts(nn.Module):
         if self.shared is not None:
             mixed = mixed + self.shared(x)
         # A tensor is the weight of a captured pass, whose value the host does not know.
-        if self.config.aux_loss and (isinstance(aux_weight, Tensor) or aux_weight):
+        learns = isinstance(aux_weight, Tensor) or aux_weight
+        if self.config.aux_loss and learns:
             loss = self.router.imbalance(chances, chosen)
             mixed = _Attached.apply(mixed, loss, aux_weight, self.config.aux_loss)  # type: ignore[no-untyped-call]
+        if self.router.bias is not None and learns:
+            loss = self.router.correction(chosen)
+            mixed = _Attached.apply(mixed, loss, aux_weight, 1.0)  # type: ignore[no-untyped-call]
         return mixed
 
     def _within_capacity(self, chosen: Tensor, batch: int) -> Tensor | float:

@@ -11,6 +11,9 @@ from trainer.config.model import ModelConfig
 from trainer.model.linear import ColumnLinear, RowLinear, Source
 from trainer.parallel.tensor import Parallel
 
+# Of the gate `clamped`.
+LIMIT, SLOPE = 7.0, 1.702
+
 
 class Activation:
     """GELU; or gate(first) x second of the halves of the input, where the gate is silu or GELU."""
@@ -23,6 +26,10 @@ class Activation:
     def __call__(self, inner: Tensor) -> Tensor:
         if self.gate == "silu":
             return self.ops.swiglu(inner)
+        if self.gate == "clamped":
+            first, second = inner.chunk(2, -1)
+            first, second = first.clamp(max=LIMIT), second.clamp(-LIMIT, LIMIT)
+            return first * torch.sigmoid(first * SLOPE) * (second + 1.0)
         if self.gate:
             first, second = inner.chunk(2, -1)
             return F.gelu(first, approximate=self.approximate) * second

@@ -60,8 +60,10 @@ def _unscaled_part(rope: RopeConfig, size: int, original: int, device: torch.dev
     def pair_of(turns_made: float) -> float:
         return size * math.log(original / (turns_made * 2 * math.pi)) / (2 * math.log(rope.base))
 
-    first = max(math.floor(pair_of(rope.beta_fast)), 0)
-    last = min(math.ceil(pair_of(rope.beta_slow)), size - 1)
+    first, last = pair_of(rope.beta_fast), pair_of(rope.beta_slow)
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, size - 1)
     width = last - first if last != first else 0.001
     ramp = (torch.arange(size // 2, device=device, dtype=torch.float32) - first) / width
     return 1.0 - ramp.clamp(0.0, 1.0)

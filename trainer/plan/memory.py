@@ -5,7 +5,7 @@ The bytes of weights, gradients and optimizer state depend on the engine, ZeRO l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -19,6 +19,7 @@ from trainer.config.layout import (
     stage_pieces,
 )
 from trainer.config.lora import adapter_parameters
+from trainer.config.model import ModelConfig
 from trainer.config.train_config import TrainConfig
 from trainer.plan import activations as kept
 from trainer.plan.activations import MicroBatch
@@ -113,18 +114,30 @@ def _ranges(
     )
 
 
+def layers_of(config: TrainConfig, layout: Layout, stage: int) -> list[ModelConfig]:
+    """Return the config of each layer of a stage."""
+    ranges = layer_ranges(config, layout, stage)
+    return [layer for start, end in ranges for layer in config.model.each_layer[start:end]]
+
+
 def sizes_of(config: TrainConfig, layout: Layout, stage: int) -> Sizes:
     """Return the parameters of a rank, by part; with a tied token table the last stage has its own copy."""
     model, tensor = config.model, layout.tensor
-    cut = model.divided_parameters()
-    layer = cut // tensor + model.layer_parameters() - cut
-    layers = sum(end - start for start, end in layer_ranges(config, layout, stage))
+    layers = layers_of(config, layout, stage)
+    each = [_layer_size(layer, tensor) for layer in layers]
     first, last = stage == 0, stage == layout.pipeline - 1
     table = model.padded(tensor) // tensor * model.hidden if first or last else 0
     tables = (first + last if not model.tied else first or last) * table
     positions = model.position_tables * model.position_rows * model.hidden if first else 0
     norm = model.norm_width if last else 0
-    return Sizes(layers * layer + tables + positions + norm, layers, layer, table, tables + positions)
+    largest = max(each) if each else _layer_size(model, tensor)
+    return Sizes(sum(each) + tables + positions + norm, len(layers), largest, table, tables + positions)
+
+
+def _layer_size(layer: ModelConfig, tensor: int) -> int:
+    """Return a rank's parameters of a layer."""
+    cut = layer.divided_parameters()
+    return cut // tensor + layer.layer_parameters() - cut
 
 
 def learned_sizes(config: TrainConfig, layout: Layout, sizes: Sizes) -> Sizes:
@@ -159,7 +172,10 @@ def _stage(config: TrainConfig, layout: Layout, stage: int) -> Stage:
     state = held(config, layout, sizes)
     first, last = stage == 0, stage == layout.pipeline - 1
     ends = (kept.embedding(micro) if first else 0) + (kept.head(micro) if last else 0)
-    through = int(_activations(config, micro, sizes.layers) * under_way(config, layout, stage)) + ends
+    own = [
+        replace(micro, model=layer) for layer in layers_of(replace(config, model=micro.model), layout, stage)
+    ]
+    through = int(_activations(config, micro, own) * under_way(config, layout, stage)) + ends
     moments = _moments(config, micro, sizes, state, (first, last), through)
     highest = max(moments, key=lambda moment: moment.total)
     more = SHARDING if config.zero >= 2 and config.engine == "torch" and layout.data > 1 else 0
@@ -204,13 +220,13 @@ def _messages(micro: MicroBatch) -> int:
     return 2 * (UNTAKEN + 1) * micro.residual
 
 
-def _activations(config: TrainConfig, micro: MicroBatch, layers: int) -> int:
-    """Return the bytes of activations of one micro-batch in `layers` layers, without copies of weights."""
+def _activations(config: TrainConfig, micro: MicroBatch, layers: Sequence[MicroBatch]) -> int:
+    """Return the bytes of activations of one micro-batch in these layers, without copies of weights."""
     recompute = config.recompute
     if recompute.mode == "full":
-        inputs = -(-layers // recompute.every)
+        inputs = -(-len(layers) // recompute.every)
         return inputs * micro.residual // (micro.tensor if recompute.split and not micro.sequence else 1)
-    return layers * kept.layer(micro, recompute.mode == "selective")
+    return sum(kept.layer(layer, recompute.mode == "selective") for layer in layers)
 
 
 def _moments(

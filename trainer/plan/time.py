@@ -17,7 +17,14 @@ from trainer.config.model import ModelConfig
 from trainer.config.train_config import TrainConfig
 from trainer.plan.activations import MicroBatch
 from trainer.plan.hardware import UPDATED_GBYTES
-from trainer.plan.memory import layer_ranges, learned_sizes, micro_batch_of, moves_optimizer, sizes_of
+from trainer.plan.memory import (
+    layer_ranges,
+    layers_of,
+    learned_sizes,
+    micro_batch_of,
+    moves_optimizer,
+    sizes_of,
+)
 
 UPDATE = (
     # Bytes per parameter that AdamW reads (weight, gradient, two moments) and writes (all but the gradient).
@@ -88,10 +95,11 @@ def cost(config: TrainConfig, layout: Layout, hardware: Hardware) -> Cost:
 
 def _compute(config: TrainConfig, layout: Layout, micro: MicroBatch, hardware: Hardware, stage: int) -> float:
     """Return the seconds of one micro-batch's forward and backward passes through a stage."""
-    model = config.model
-    layers = sum(end - start for start, end in layer_ranges(config, layout, stage))
-    passes = passes_of(config)
-    work = layers * (passes * layer_forward(model) + recomputed(model, config.recompute.mode))
+    model, passes = config.model, passes_of(config)
+    work = sum(
+        passes * layer_forward(layer) + recomputed(layer, config.recompute.mode)
+        for layer in layers_of(config, layout, stage)
+    )
     if stage == layout.pipeline - 1:
         work += passes * head_forward(model, layout.tensor)
     return micro.tokens * work / layout.tensor / (hardware.tflops * 1e12 * hardware.efficiency)
@@ -186,11 +194,12 @@ def passes_of(config: TrainConfig) -> int:
 
 def per_token(model: ModelConfig, recompute: str = "none", passes: int = 3) -> dict[str, int]:
     """Return the operations of training per token, by convention."""
-    products = passes * (model.layers * layer_forward(model) + head_forward(model))
+    layers = model.each_layer
+    products = passes * (sum(map(layer_forward, layers)) + head_forward(model))
     # A token embedding that is not the output matrix multiplies nothing.
     numbers = model.active_parameters() - (0 if model.tied else model.vocab * model.hidden)
     return {
         "model": products,
-        "hardware": products + model.layers * recomputed(model, recompute),
+        "hardware": products + sum(recomputed(layer, recompute) for layer in layers),
         "palm": passes * (2 * numbers + model.layers * model.attention.whole_scores(model.sequence)),
     }

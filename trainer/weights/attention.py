@@ -8,7 +8,7 @@ from enum import Enum
 import torch
 
 from trainer.config.attention import Heads
-from trainer.weights.lazy import Lazy, read_once, rows_of, stacked
+from trainer.weights.lazy import Lazy, of_each, read_once, rows_of, stacked
 
 
 class Rows(Enum):
@@ -17,6 +17,7 @@ class Rows(Enum):
     SECTIONS = "all queries, all keys, all values"
     GROUPS = "for each group its queries, its key, its value"
     NUMBERS = "for each head, for each of its numbers, query, key, value"
+    PAIRS = "of each expert, a row of the gate before one of the other half"
 
 
 def order_of(ours: str, rows: Rows = Rows.GROUPS) -> Rows:
@@ -29,11 +30,15 @@ def in_sections(theirs: Lazy, rows: Rows, heads: Heads) -> Lazy:
     if rows is Rows.GROUPS:
         runs = [(theirs, size) for _, theirs, size in sorted(_runs(heads))]
         return read_once([theirs], lambda parts: _joined(parts[0], runs))
+    if rows is Rows.PAIRS:
+        return of_each(theirs, theirs.shape, lambda block: torch.cat([block[:, ::2], block[:, 1::2]], 1))
     return _permuted(theirs, heads) if rows is Rows.NUMBERS else theirs
 
 
 def from_sections(ours: Lazy, rows: Rows, heads: Heads) -> Lazy:
     """Return rows in groups, or in the order that they have; they are in sections of queries, keys and values."""
+    if rows is Rows.PAIRS:
+        return of_each(ours, ours.shape, lambda block: torch.stack(block.chunk(2, 1), 2).flatten(1, 2))
     runs = [(ours, size) for ours, _, size in _runs(heads)]
     return read_once([ours], lambda parts: _joined(parts[0], runs)) if rows is Rows.GROUPS else ours
 

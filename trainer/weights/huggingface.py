@@ -24,6 +24,7 @@ from trainer.weights.card import model_card
 from trainer.weights.contents import Contents
 from trainer.weights.families.family import Family
 from trainer.weights.families.registry import FAMILIES, UNMAPPED
+from trainer.weights.files.quantized import BLOCK, as_numbers
 from trainer.weights.files.safetensors import read_safetensors, write_safetensors
 from trainer.weights.files.torch_read import read_torch
 from trainer.weights.keys import Keys
@@ -69,12 +70,17 @@ def contents_of(folder: Path, source: str, read: Callable[[], NamedState], form:
     document = read_json(folder / CONFIG_FILE)
     family = _family_of(document, folder)
     keys = Keys(f"{folder / CONFIG_FILE}", document)
-    if keys.get("quantization_config"):
-        keys.faults.append("quantization_config: quantized weights are not supported")
+    quantized = keys.get("quantization_config")
+    if quantized and not _is_known(quantized):
+        readable = "only mxfp4, and fp8 with blocks of 128 x 128, can be read"
+        keys.faults.append(f"quantization_config: these quantized weights are not supported: {readable}")
     model = family.read(keys)
     keys.faults += [f"{fault}" for fault in model_faults(model)] if not keys.faults else []
     keys.check()
     state, notes = read(), list[str]()
+    if quantized:
+        state = NamedState(as_numbers(state.weights), state.moments)
+        notes.append("quantized weights are read as bf16 numbers, and exported as such")
     if unread := keys.unread():
         notes.append(f"{CONFIG_FILE} has keys that mean nothing to our {family.name}: {first_of(unread, 8)}")
     if model.tied and _has_own_head(family, state.weights):
@@ -95,6 +101,14 @@ def contents_of(folder: Path, source: str, read: Callable[[], NamedState], form:
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
     origin = Origin(form, source, {"dtype": "/".join(dtypes)}, family.name)
     return Contents(model, tensors, origin, files, notes=tuple(notes))
+
+
+def _is_known(quantized: object) -> bool:
+    """Return whether the weights that a `quantization_config` describes can be read."""
+    if not isinstance(quantized, dict):
+        return False
+    method, size = quantized.get("quant_method"), quantized.get("weight_block_size")
+    return method == "mxfp4" or (method == "fp8" and size == [BLOCK, BLOCK])
 
 
 def _has_own_head(family: Family, named: Mapping[str, Lazy]) -> bool:
@@ -119,7 +133,7 @@ def _mapped(
 ) -> dict[str, Lazy]:
     """Return the tensors of a family under our names."""
     found = {_bare(name, family): tensor for name, tensor in named.items()}
-    rules = list(rules_of(family.rules, model.layers, shapes, model.experts))
+    rules = list(rules_of(family.rules, model, shapes))
     # Old files contain the output matrix although it is the token table.
     tied = {family.head} if model.tied else set()
     needed = [name for rule in rules for name in rule.theirs]
@@ -252,7 +266,7 @@ def write_huggingface(contents: Contents, target: Target, wanted: ExportRequest)
 def named_by(family: Family, contents: Contents) -> NamedState:
     """Return a model's tensors, with state also its averages, under a family's names."""
     model = contents.model
-    rules = list(rules_of(family.rules, model.layers, contents.parameters, model.experts))
+    rules = list(rules_of(family.rules, model, contents.parameters))
     if unmapped := sorted(set(contents.parameters) - {rule.ours for rule in rules}):
         problem = f"{family.architecture} has no place for {unmapped[0]}"
         raise InputError(problem, "export it to another format")

@@ -148,7 +148,10 @@ def columns_of(inner: Lazy, first: int, last: int) -> Lazy:
 
 
 def transposed(inner: Lazy) -> Lazy:
-    """Return the transpose of a matrix."""
+    """Return the transpose of a matrix, or of each of several matrices."""
+    if len(inner.shape) == 3:
+        count, rows, columns = inner.shape
+        return of_each(inner, (count, columns, rows), lambda block: block.transpose(1, 2).contiguous())
     rows, columns = inner.shape
     return Lazy(
         (columns, rows),
@@ -156,6 +159,11 @@ def transposed(inner: Lazy) -> Lazy:
         lambda start, stop: inner.whole().t()[start:stop].contiguous(),
         at_once=True,
     )
+
+
+def of_each(inner: Lazy, shape: Shape, change: Callable[[Tensor], Tensor]) -> Lazy:
+    """Return what `change` makes of rows, each for itself; `shape`: the result's."""
+    return Lazy(shape, inner.dtype, lambda start, stop: change(inner.read(start, stop)), inner.at_once)
 
 
 def reshaped(inner: Lazy, shape: Shape) -> Lazy:

@@ -149,11 +149,11 @@ def _write(
     contents: Contents, target: Target, wanted: ExportRequest, name: str, write: Callable[..., SavedFile]
 ) -> None:
     model = contents.model
-    if set(shapes_for(model)) != {entry.ours for entry in rules_of(RULES, model.layers)}:
+    if set(shapes_for(model)) != {entry.ours for entry in rules_of(RULES, model)}:
         raise InputError(
             "MindFormers' GPT-2 supports only learned positions and layer norms", "export it as hf"
         )
-    found = all_theirs(list(rules_of(RULES, model.layers)), model, contents.tensors, contents.moments)
+    found = all_theirs(list(rules_of(RULES, model)), model, contents.tensors, contents.moments)
     tensors = {name: cast(tensor, DTYPES[wanted.dtype]) for name, tensor in found.pop("").items()}
     for moment, named in found.items():
         tensors |= {_averaged(moment, name): tensor for name, tensor in named.items()}

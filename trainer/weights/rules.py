@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainer.checkpoint.part import MOMENTS
-from trainer.config.lora import module_of, sections_of
+from trainer.config.lora import layer_of, module_of, sections_of
 from trainer.config.model import ModelConfig
 from trainer.errors import CheckpointError
 from trainer.files import first_of
@@ -31,17 +31,24 @@ class Rule:
     """With several names, our rows are those of one tensor after the other."""
     transposed: bool = False
     rows: Rows = Rows.SECTIONS
+    dense: bool = False
+    """Whether it is of layers without experts in a model with experts."""
     experts: int = 0
     """For matrices of experts, which are one tensor in ours: their number; `theirs` are the names of all experts."""
 
     def of_layer(self, number: int) -> Rule:
         """Return the rule of one layer."""
         names = tuple(name.replace(LAYER, str(number)) for name in self.theirs)
-        return Rule(self.ours.replace(LAYER, str(number)), names, self.transposed, self.rows)
+        return replace(self, ours=self.ours.replace(LAYER, str(number)), theirs=names)
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Return whether its names contain an expert's number."""
+        return any(EXPERT in name for name in self.theirs)
 
     def of_experts(self, experts: int) -> Rule:
-        """Return the rule with the names of all experts, if its names contain an expert's number."""
-        if not any(EXPERT in name for name in self.theirs):
+        """Return the rule with the names of all experts, if it is of experts."""
+        if not self.is_of_experts:
             return self
         names = [name.replace(EXPERT, str(number)) for number in range(experts) for name in self.theirs]
         return replace(self, theirs=tuple(names), experts=experts)
@@ -68,13 +75,14 @@ def pairs(
 
 
 def rules_of(
-    rules: Sequence[Rule], layers: int, shapes: Collection[str] | None = None, experts: int = 0
+    rules: Sequence[Rule], model: ModelConfig, shapes: Collection[str] | None = None
 ) -> Iterator[Rule]:
-    """Yield the rules of a model with `layers` layers; `shapes`: only those of tensors that the model has."""
+    """Yield the rules of all layers of a model; `shapes`: only those of tensors that the model has."""
     for entry in rules:
-        for number in range(layers) if LAYER in entry.ours else (0,):
-            layer = entry.of_layer(number)
-            if shapes is None or layer.ours in shapes:
+        for number in range(model.layers) if LAYER in entry.ours else (0,):
+            layer, experts = entry.of_layer(number), model.each_layer[number].experts
+            other = entry.dense if experts else entry.is_of_experts
+            if (shapes is None or layer.ours in shapes) and not other:
                 yield layer.of_experts(experts)
 
 
@@ -95,7 +103,7 @@ def to_theirs(entry: Rule, model: ModelConfig, ours: Lazy) -> dict[str, Lazy]:
     ours = from_sections(ours, entry.rows, model.attention)
     if len(entry.theirs) == 1:
         return {entry.theirs[0]: transposed(ours) if entry.transposed else ours}
-    sections, first, parts = sections_of(model, module_of(entry.ours)), 0, {}
+    sections, first, parts = sections_of(layer_of(model, entry.ours), module_of(entry.ours)), 0, {}
     for name, size in zip(entry.theirs, sections.values(), strict=True):
         part = rows_of(ours, first, first + size)
         parts[name] = transposed(part) if entry.transposed else part
@@ -140,7 +148,7 @@ def read_by(
 
     `averaged`: returns the name of a moment of one of their tensors; without `state` the moments are not read.
     """
-    entries = list(rules_of(rules, model.layers))
+    entries = list(rules_of(rules, model))
     needed = [name for entry in entries for name in entry.theirs]
     moments = {moment: {name: averaged(moment, name) for name in needed} for moment in MOMENTS}
     of_moment = {"": {name: name for name in needed}, **(moments if state else {})}

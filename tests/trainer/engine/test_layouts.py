@@ -38,6 +38,29 @@ STARCODER = {
     "vocab_multiple": 7,
 }
 MOE = {**LLAMA, "query_groups": 0, "experts": 4, "ffn": 48, "shared_ffn": 16, "aux_loss": 0.1}
+GLM_MOE = {
+    **MOE,
+    "layers": 3,
+    "experts": 8,
+    "aux_loss": 0.0,
+    "scoring": "sigmoid",
+    "router_bias": True,
+    "expert_groups": 4,
+    "top_groups": 2,
+    "routed_scale": 1.5,
+    "dense_layers": 1,
+    "dense_ffn": 96,
+}
+OSS = {
+    **MOE,
+    "bias": "all",
+    "shared_ffn": 0,
+    "sinks": True,
+    "expert_bias": True,
+    "gate": "clamped",
+    "window": 5,
+    "windowed": [1, 0],
+}
 TIGHT_MOE = {**MOE, "capacity": 0.75}
 OLMO_3 = {
     **LLAMA,
@@ -69,6 +92,8 @@ MODELS = {
     "olmo3": OLMO_3,
     "gemma": GEMMA,
     "moe": MOE,
+    "glm-moe": GLM_MOE,
+    "oss": OSS,
     "tight-moe": TIGHT_MOE,
     "gpt": GPT,
     "newer-gpt": NEWER_GPT,
@@ -162,6 +187,9 @@ LAYOUTS = [
         "olmo3", 4, {"parallel": {"tensor": 2, "sequence": True}, "zero": 1}, id="olmo3-2x2-sequence-zero1"
     ),
     pytest.param("gemma", 2, {"parallel": {"tensor": 2}}, id="gemma-tensor2"),
+    pytest.param("glm-moe", 2, {"parallel": {"tensor": 2}}, id="glm-moe-tensor2"),
+    pytest.param("oss", 2, {"parallel": {"tensor": 2}}, id="oss-tensor2"),
+    pytest.param("glm-moe", 2, {"parallel": {"tensor": 2, "sequence": True}}, id="glm-moe-tensor2-sequence"),
     pytest.param("gemma", 2, {"parallel": {"tensor": 2, "sequence": True}}, id="gemma-tensor2-sequence"),
     pytest.param(
         "glm4",
@@ -261,6 +289,8 @@ PIPELINES = [
     pytest.param("llama", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="llama-pipeline2"),
     pytest.param("moe", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="moe-pipeline2"),
     pytest.param("olmo3", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="olmo3-pipeline2"),
+    pytest.param("glm-moe", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="glm-moe-pipeline2"),
+    pytest.param("oss", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="oss-pipeline2"),
     pytest.param("gemma", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="gemma-pipeline2"),
     pytest.param(
         "qwen3",
@@ -317,6 +347,8 @@ JOURNEYS = [
         id="gpt-pipeline2-1-2x2x2",
     ),
     pytest.param("glm", [(4, {"tensor": 2}, 2), (4, {"pipeline": 2}, 2)], id="glm-2x2-pipeline2"),
+    pytest.param("glm-moe", [(2, {"tensor": 2}, 1), (2, {"pipeline": 2}, 0)], id="glm-moe-tensor2-pipeline2"),
+    pytest.param("oss", [(2, {"tensor": 2}, 1), (2, {"pipeline": 2}, 0)], id="oss-tensor2-pipeline2"),
     pytest.param("gemma", [(2, {"tensor": 2}, 0), (2, {"pipeline": 2}, 0)], id="gemma-tensor2-pipeline2"),
     pytest.param("olmo3", [(2, {"tensor": 2}, 0), (2, {"pipeline": 2}, 0)], id="olmo3-tensor2-pipeline2"),
 ]

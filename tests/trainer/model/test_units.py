@@ -86,3 +86,19 @@ def test_another_router_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     model = GPT(ModelConfig(experts=4, **SMALL), native.choose("cpu"), seed=3)
     first, second = losses_of_two_steps(model)
     assert second < first
+
+
+def test_the_biases_of_a_router_move_towards_equal_shares() -> None:
+    config = ModelConfig(experts=4, router_bias=True, scoring="sigmoid", aux_loss=0.0, **SMALL)
+    model = GPT(config, native.choose("cpu"), seed=3)
+    losses_of_two_steps(model)
+    router = model.blocks["0"].feed_forward.router  # type: ignore[union-attr]
+    assert isinstance(router, Router) and router.bias is not None and router.bias.grad is not None
+    # More than an even share lowers the bias, less raises it, and the shares are even on average.
+    assert router.bias.grad.abs().max() > 0
+    assert router.bias.grad.sum().abs() < 1e-8
+    router.bias.grad = None
+    chosen = torch.tensor([[0, 1], [0, 1], [0, 2]])
+    router.correction(chosen).backward()
+    assert router.bias.grad is not None
+    assert (router.bias.grad.sign() == torch.tensor([1, 1, -1, -1])).all()

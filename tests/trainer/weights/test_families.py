@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from clusterctl.wire.requests import ExportRequest
 from tests.support.weights import assert_equal, checkpoint, logits_of, random_state, state_of
@@ -21,6 +21,7 @@ from trainer.generate.loading import load_model
 from trainer.weights.contents import Contents
 from trainer.weights.convert import export_weights, import_weights
 from trainer.weights.families.registry import FAMILIES
+from trainer.weights.files.quantized import as_numbers
 from trainer.weights.huggingface import named_by
 from trainer.weights.lazy import in_memory
 
@@ -50,6 +51,32 @@ QWEN3_MOE = {
     "moe_intermediate_size": 32,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 12, "rope_theta": 5e5}
+GROUPED = {
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "num_hidden_layers": 3,
+    "moe_intermediate_size": 28,
+    "n_routed_experts": 6,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
+OSS = {
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "intermediate_size": 28,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 3,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150_000.0,
+        "factor": 4.0,
+        "truncate": False,
+        "original_max_position_embeddings": 12,
+    },
+}
 ABSENT = "absent"
 FALCON = {"new_decoder_architecture": True, "num_key_value_heads": ABSENT, "intermediate_size": ABSENT}
 GEMMA = {"num_key_value_heads": 2, "head_dim": 12, "hidden_size": 60, "query_pre_attn_scalar": 12}
@@ -126,13 +153,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mixtral": ("Mixtral", {"num_key_value_heads": 2, "num_local_experts": 4, "sliding_window": None}),
+    "glm4-moe": ("Glm4Moe", {**GROUPED, "use_qk_norm": True, "first_k_dense_replace": 1}),
+    "gpt-oss": ("GptOss", {**OSS, "num_hidden_layers": 3, "sliding_window": 9}),
+    "gpt-oss tied": ("GptOss", {**OSS, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True}),
+    "glm4-moe tied": (
+        "Glm4Moe",
+        {
+            **GROUPED,
+            "attention_bias": True,
+            "first_k_dense_replace": 0,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+        },
+    ),
     "qwen3-moe": ("Qwen3Moe", {"head_dim": 24, "norm_topk_prob": True, **QWEN3_MOE}),
     "qwen3-moe without renormalizing": ("Qwen3Moe", {"head_dim": 16, "norm_topk_prob": False, **QWEN3_MOE}),
 }
 
 
 # The families whose gradients are compared.
-COMPARED = ("phi3", "olmo2", "olmo3", "smollm3", "falcon", "gemma2", "gemma3")
+COMPARED = ("glm4-moe", "gpt-oss", "phi3", "olmo2", "olmo3", "smollm3", "falcon", "gemma2", "gemma3")
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +196,9 @@ def peer(transformers: Any, name: str) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.add_(0.1 * torch.randn_like(buffer))
     return model.eval()
 
 
@@ -203,6 +248,7 @@ def test_the_gradients_are_those_of_transformers(tmp_path: Path, transformers: A
     family = FAMILIES[model.config.model_type]
     mapped = named_by(family, contents).weights
     wanted = {key: parameter.grad for key, parameter in model.named_parameters()}
+    # transformers joins the experts' matrices.
     split = {key: slope for key, slope in wanted.items() if ".experts." not in key}
     assert split.keys() <= mapped.keys() and len(split) > 10
     for key, slope in split.items():
@@ -290,7 +336,7 @@ def test_a_mixture_of_settings_that_no_family_has_is_refused(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("kind", "key"),
-    [("qwen2_moe", "shared_expert_gate"), ("deepseek_v3", "kv_lora_rank"), ("gpt_oss", "sinks")],
+    [("qwen2_moe", "shared_expert_gate"), ("deepseek_v3", "kv_lora_rank")],
 )
 def test_a_family_that_our_layers_cannot_compute_is_refused_with_the_key(
     tmp_path: Path, kind: str, key: str
@@ -301,3 +347,48 @@ def test_a_family_that_our_layers_cannot_compute_is_refused_with_the_key(
     with pytest.raises(CheckpointError, match=f"model_type is '{kind}': {key}"):
         import_weights(tmp_path / "hf", tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
+
+
+def test_four_bit_experts_are_read_as_transformers_reads_them(tmp_path: Path, transformers: Any) -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    values = {**SHARED, **OSS, "intermediate_size": 96}
+    model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**values)).eval()
+    model.save_pretrained(tmp_path / "hf")
+    file = tmp_path / "hf/config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}}))
+    random, state = torch.Generator().manual_seed(1), dict(model.state_dict())
+    found = dict(state)
+    for name, tensor in state.items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            experts, inputs, outputs = tensor.shape
+            shape = (experts, outputs, inputs // 32)
+            blocks = torch.randint(0, 256, (*shape, 16), generator=random, dtype=torch.uint8)
+            scales = torch.randint(118, 124, shape, generator=random, dtype=torch.uint8)
+            state[name] = convert_moe_packed_tensors(blocks, scales).float()
+            del found[name]
+            found |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(found, tmp_path / "hf/model.safetensors", {"format": "pt"})
+    model.load_state_dict(state)
+    import_weights(tmp_path / "hf", tmp_path / "ours")
+    tokens = torch.randint(0, 128, (2, 40), generator=random)
+    with torch.no_grad():
+        expected = model(tokens).logits
+    torch.testing.assert_close(logits_of(tmp_path / "ours", tokens), expected, rtol=1e-5, atol=1e-5)
+    export_weights(tmp_path / "ours", tmp_path / "back", "hf", ExportRequest())
+    back = load_file(tmp_path / "back/model.safetensors")
+    assert_equal(back, {name: tensor for name, tensor in state.items() if name in back})
+
+
+def test_fp8_blocks_are_multiplied_by_their_factors() -> None:
+    random = torch.Generator().manual_seed(1)
+    matrix = torch.randn(300, 200, generator=random).to(torch.float8_e4m3fn)
+    factors = torch.rand(3, 2, generator=random)
+    named = {"w": in_memory(matrix), "w_scale_inv": in_memory(factors), "norm": in_memory(torch.ones(3))}
+    found = as_numbers(named)
+    assert set(found) == {"w", "norm"}
+    wide = factors.repeat_interleave(128, 0).repeat_interleave(128, 1)[:300, :200]
+    expected = (matrix.float() * wide).bfloat16()
+    assert torch.equal(found["w"].whole(), expected)
+    assert torch.equal(found["w"].read(130, 290), expected[130:290])

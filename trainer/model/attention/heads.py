@@ -14,6 +14,7 @@ from native.masks import EVERY_KEY
 from native.philox import draws_itself
 from trainer.config.model import ModelConfig
 from trainer.model.attention.sight import Sight, picked
+from trainer.model.cuts import Cut
 from trainer.model.linear import ColumnLinear, RowLinear, Source
 from trainer.model.norm import head_norm_of
 from trainer.model.recompute import Recompute
@@ -33,6 +34,8 @@ class Attention(nn.Module):
         self.heads, self.groups, self.size = own.heads, own.groups, own.size
         self.rotates, self.has_window, self.norms = config.rotary, config.window > 0, sizes.norms
         self.cap = config.attention_cap
+        self.sinks = nn.Parameter(torch.zeros(self.heads)) if config.sinks else None
+        self.cuts = {"sinks": Cut(0)}
         self.factor = config.attention_scale * self.size**0.5 or 1.0
         """Factor of queries, so that scores / sqrt(size) have the config's scale."""
         self.attention_dropout, self.parallel = config.attention_dropout, parallel
@@ -104,8 +107,8 @@ class Attention(nn.Module):
         return result
 
     def _mix(self, mask: native.Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.cap:
-            return reference.attention(q, k, v, True, mask, self._dropout(q.device), self.cap)
+        if self.cap or self.sinks is not None:
+            return reference.attention(q, k, v, True, mask, self._dropout(q.device), self.cap, self.sinks)
         return self.ops.attention(q, k, v, causal=True, mask=mask, dropout=self._dropout(q.device))
 
     def _dropout(self, device: torch.device) -> native.Dropout | None:
@@ -127,7 +130,7 @@ class Attention(nn.Module):
 class Pages(Protocol):
     """For each layer of this rank, pages of keys and values."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         """Store the new tokens' keys and values, (tokens, groups, size); return the attention output, (tokens, ...)."""
 
 
@@ -144,5 +147,5 @@ class CachedAttention(nn.Module):
         if turning is not None and self.own.rotates:
             q, k = self.own.rotate(q, k, turning)
         q, k, v = (part[0].transpose(0, 1) for part in (q, k, v))
-        mixed = self.cache.attend(self.layer, q, k, v)
+        mixed = self.cache.attend(self.layer, q, k, v, self.own.sinks)
         return self.own.output(mixed.transpose(0, 1).unsqueeze(0))

@@ -100,7 +100,7 @@ def read_experts(
             if model.inner == model.hidden and outer["B"].shape[0] == model.hidden:
                 module = "feed_forward.down"
             yield from _of_parameter(folder, model, number, module, name, outer, rank)
-    for rule in rules_of(family.rules, model.layers, experts=model.experts):
+    for rule in rules_of(family.rules, model):
         if rule.experts:
             yield from _of_each(folder, model, rule, theirs)
 

@@ -54,9 +54,8 @@ def is_peft(folder: Path) -> bool:
 def _matrices(family: Family, model: ModelConfig) -> Iterator[Rule]:
     """Yield the rules of the matrices that may have adapters."""
     modules = {module for module, _ in TARGETS.values()}
-    for rule in rules_of(family.rules, model.layers):
-        # The names of experts' matrices depend on the number of experts.
-        if rule.theirs and rule.ours.endswith(".weight") and module_of(rule.ours) in modules:
+    for rule in rules_of(family.rules, model):
+        if not rule.experts and rule.ours.endswith(".weight") and module_of(rule.ours) in modules:
             yield rule
 
 
@@ -161,7 +160,7 @@ def _saved_theirs(family: Family, model: ModelConfig, tensors: Mapping[str, Tens
     """Return the whole tensors that were saved with the adapters, under their names."""
     return {
         family.full_name(name): tensor
-        for rule in rules_of(family.rules, model.layers, tensors, model.experts)
+        for rule in rules_of(family.rules, model, tensors)
         for name, tensor in to_theirs(rule, model, in_memory(tensors[rule.ours])).items()
     }
 
@@ -300,7 +299,7 @@ def _saved_ours(
     family, found, used = family_for(whole), dict[str, Tensor](), set[str]()
     prefix = next(iter(family.prefixes), "")
     given = {name.removeprefix(prefix): tensor for name, tensor in saved.items()}
-    for rule in rules_of(family.rules, whole.model.layers, whole.parameters, whole.model.experts):
+    for rule in rules_of(family.rules, whole.model, whole.parameters):
         if all(name in given for name in rule.theirs):
             tensor, used = to_ours(rule, whole.model, given), used.union(rule.theirs)
             if tensor.shape != whole.parameters[rule.ours].shape:

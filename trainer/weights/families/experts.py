@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from trainer.weights.families.kind import Kind, family
-from trainer.weights.families.names import LLAMA, QK_NORMS
+from typing import Any
+
+from trainer.weights.attention import Rows
+from trainer.weights.families.kind import IGNORED, Kind, family
+from trainer.weights.families.names import INPUT_BIAS, LLAMA, QK_NORMS
 from trainer.weights.families.rope import RopeKind
+from trainer.weights.rules import rule
 
 _EXPERTS = {
     "feed_forward.router": "mlp.gate",
     "feed_forward.up": "mlp.experts.{e}.gate_proj mlp.experts.{e}.up_proj",
     "feed_forward.down": "mlp.experts.{e}.down_proj",
+}
+GROUPED: dict[str, tuple[str, Any]] = {
+    "experts": ("n_routed_experts num_local_experts", 128),
+    "top_k": ("num_experts_per_tok", 8),
+    "renormalize": ("norm_topk_prob", True),
+    "expert_groups": ("n_group", 1),
+    "top_groups": ("topk_group", 1),
+    "routed_scale": ("routed_scaling_factor", 1.0),
+    "dense_layers": ("first_k_dense_replace", 1),
+    "dense_ffn": ("intermediate_size", None),
+}
+GROUPED_NAMES = {
+    **_EXPERTS,
+    "feed_forward.router.bias": "mlp.gate.e_score_correction_bias",
+    "feed_forward.shared.up": "mlp.shared_experts.gate_proj mlp.shared_experts.up_proj",
+    "feed_forward.shared.down": "mlp.shared_experts.down_proj",
+    "dense feed_forward.up": LLAMA["feed_forward.up"],
+    "dense feed_forward.down": LLAMA["feed_forward.down"],
 }
 _ALL = "our layers have all experts, or none"
 
@@ -50,4 +72,62 @@ QWEN3_MOE = family(
         inner="moe_intermediate_size",
     ),
     LLAMA | QK_NORMS | _EXPERTS,
+)
+GLM4_MOE = family(
+    "glm4_moe",
+    "Glm4MoeForCausalLM",
+    Kind(
+        {**INPUT_BIAS, "scoring": "sigmoid", "router_bias": True, "aux_loss": 0.0},
+        keys={
+            "eps": ("rms_norm_eps", 1e-5),
+            "qk_norm": ("use_qk_norm", False),
+            **GROUPED,
+        },
+        unused=("num_mtp_layers", "num_nextn_predict_layers"),
+        bias_key=("attention_bias", False),
+        inner="moe_intermediate_size",
+        shared="n_shared_experts",
+        rope=RopeKind(part=0.5),
+    ),
+    LLAMA | QK_NORMS | GROUPED_NAMES,
+    # The layer that predicts the token after the next one, which transformers ignores too.
+    ignored=rf"{IGNORED}|model\.layers\.(46|92)\..*",
+)
+
+# -- gpt-oss --------------------------------------------------------------------------------------------------
+
+_MLP, _THEIRS = "blocks.{n}.feed_forward", "model.layers.{n}.mlp"
+GPT_OSS = family(
+    "gpt_oss",
+    "GptOssForCausalLM",
+    Kind(
+        {"bias": "all", "sinks": True, "expert_bias": True, "gate": "clamped"},
+        keys={
+            "eps": ("rms_norm_eps", 1e-5),
+            "experts": ("num_local_experts num_experts", 128),
+            "top_k": ("num_experts_per_tok experts_per_token", 4),
+            "aux_loss": ("router_aux_loss_coef", 0.001),
+        },
+        must={
+            "hidden_act": ("silu", "silu", "the gates of this family are limited sigmoid gates"),
+            "swiglu_limit": (7.0, 7.0, "our limit is 7"),
+            "swiglu_alpha": (1.702, 1.702, "our factor is 1.702"),
+        },
+        unused=("initial_context_length",),
+        bias_key=("attention_bias", True),
+        activation=("", ""),
+        window=128,
+        cycle=2,
+        rope=RopeKind(base=150_000.0),
+    ),
+    {ours: name for ours, name in LLAMA.items() if not ours.startswith("feed_forward")}
+    | {"feed_forward.router": "mlp.router"},
+    more=[
+        rule("blocks.{n}.attention.sinks", "model.layers.{n}.self_attn.sinks"),
+        rule(f"{_MLP}.router.offset", f"{_THEIRS}.router.bias"),
+        rule(f"{_MLP}.up.weight", f"{_THEIRS}.experts.gate_up_proj", transposed=True, rows=Rows.PAIRS),
+        rule(f"{_MLP}.up.bias", f"{_THEIRS}.experts.gate_up_proj_bias", rows=Rows.PAIRS),
+        rule(f"{_MLP}.down.weight", f"{_THEIRS}.experts.down_proj", transposed=True),
+        rule(f"{_MLP}.down.bias", f"{_THEIRS}.experts.down_proj_bias"),
+    ],
 )

@@ -55,6 +55,8 @@ class Kind:
     bias_key: tuple[str, bool] = ("", True)
     """The key that turns the biases of `fixed` on or off, and its default."""
     inner: str = "intermediate_size"
+    shared: str = ""
+    """The key of the number of shared experts, which are one of ours as wide as all of them together."""
     groups: str = "num_key_value_heads"
     head_dim: bool = True
     """Whether the config can contain the size of a head."""
@@ -89,12 +91,15 @@ class Kind:
             keys.faults.append(f"head_dim is {size}: {reason}")
         for name, (value, usual, reason) in self.must.items():
             keys.must_be(name, value, usual, reason)
-        activation = keys.choice(self.activation[0], GATES if gated else ACTIVATIONS, self.activation[1])
+        if self.activation[0]:
+            kinds = GATES if gated else ACTIVATIONS
+            values["gate" if gated else "activation"] = keys.choice(
+                self.activation[0], kinds, self.activation[1]
+            )
         values |= {
             "query_groups": 0 if groups == heads else groups,
             "head_dim": 0 if size * heads == hidden else size,
             "ffn": keys.number(self.inner, default=None if gated else 4 * hidden),
-            "gate" if gated else "activation": activation,
             "bias": self._bias(keys),
             "sequence": min(positions, LONGEST_SAMPLE),
             "positions": positions if positions > LONGEST_SAMPLE else 0,
@@ -102,6 +107,8 @@ class Kind:
             "rotated": read_rotated(keys, layers) if self.unrotated else (),
             "attention_scale": self._scale(keys, size or hidden // heads),
         }
+        if self.shared:
+            values["shared_ffn"] = values["ffn"] * keys.number(self.shared, default=1, least=0)
         values["window"], windowed = read_window(keys, layers, self.window, self.cycle)
         values |= {
             "windowed": windowed,
@@ -118,8 +125,11 @@ class Kind:
         found |= {self.inner: model.inner, "max_position_embeddings": model.context}
         activation = model.gate if model.swiglu else model.activation
         by_tanh = "gelu_new" if self.activation[1] == "gelu" else "gelu_pytorch_tanh"
-        found[self.activation[0]] = by_tanh if activation == "gelu_tanh" else activation
+        if self.activation[0]:
+            found[self.activation[0]] = by_tanh if activation == "gelu_tanh" else activation
         found |= write_rope(model, self.rope)
+        if self.shared:
+            found[self.shared] = model.shared_ffn // model.inner
         if self.groups:
             found[self.groups] = model.groups
         if self.head_dim:
@@ -156,12 +166,13 @@ def _value(keys: Keys, ours: str, names: Sequence[str], usual: Any) -> Any:
         return keys.get(*names, default=usual) is True
     if isinstance(usual, float):
         return keys.real(*names, default=0.0 if ours in NULL and names[0] in keys.document else usual)
-    return keys.number(*names, default=usual, most=MOST_LAYERS if ours == "layers" else 1 << 24)
+    least, most = int(ours != "dense_layers"), MOST_LAYERS if ours.endswith("layers") else 1 << 24
+    return keys.number(*names, default=usual, least=least, most=most)
 
 
 def family(name: str, architecture: str, kind: Kind, names: Mapping[str, str], **more: Any) -> Family:
     """Return a family whose modules have these names; `more`: where the others are, as in `rules_for` and Family."""
-    placed = {key: more.pop(key) for key in ("layer", "rows") if key in more}
+    placed = {key: more.pop(key) for key in ("layer", "rows", "more") if key in more}
     return Family(
         name, architecture, rules_for(names, **placed), kind.read, kind.write, **{"ignored": IGNORED, **more}
     )

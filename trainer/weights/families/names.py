@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from trainer.weights.attention import Rows
 from trainer.weights.rules import Rule, pairs, rule
@@ -20,28 +21,37 @@ LLAMA = {
     "feed_forward.down": "mlp.down_proj",
 }
 QK_NORMS = {"attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm"}
+# Our setting for biases of queries, keys and values alone.
+INPUT_BIAS = {"bias": "qkv"}
 OF_MODEL = ("tokens", "output", "norm")
 
 
 def rules_for(
-    names: Mapping[str, str], layer: str = "model.layers.{n}", rows: Rows = Rows.SECTIONS
+    names: Mapping[str, str],
+    layer: str = "model.layers.{n}",
+    rows: Rows = Rows.SECTIONS,
+    more: Sequence[Rule] = (),
 ) -> list[Rule]:
     """Return the rules for our modules and their names in a file, which in a block begin with `layer`.
 
-    A name of several modules is that of their rows, one after the other. `rows`: the order in the matrix of queries,
-    keys and values.
+    A key that begins with `dense` is that of layers without experts in a model with experts. A name of several modules
+    is that of their rows, one after the other. `rows`: the order in the matrix of queries, keys and values.
     """
-    found = []
-    for ours, theirs in names.items():
+    found = list(more)
+    for key, theirs in names.items():
+        ours = key.removeprefix("dense ")
         if ours in OF_MODEL:
             found += pairs(ours, theirs)
+        elif ours.endswith(".bias"):
+            found.append(rule(f"blocks.{{n}}.{ours}", f"{layer}.{theirs}"))
+        elif f"{ours}.bias" in names:
+            found.append(rule(f"blocks.{{n}}.{ours}.weight", f"{layer}.{theirs}.weight"))
         elif ".experts." in theirs:
             found.append(
                 rule(f"blocks.{{n}}.{ours}.weight", *(f"{layer}.{name}.weight" for name in theirs.split()))
             )
         else:
             order = rows if ours == "attention.qkv" else Rows.SECTIONS
-            found += pairs(
-                f"blocks.{{n}}.{ours}", *(f"{layer}.{name}" for name in theirs.split()), rows=order
-            )
+            both = pairs(f"blocks.{{n}}.{ours}", *(f"{layer}.{name}" for name in theirs.split()), rows=order)
+            found += [replace(each, dense=key != ours) for each in both]
     return found

@@ -17,5 +17,4 @@ UNMAPPED = {
     "qwen2_moe": "shared_expert_gate: our shared expert has no gate of its own",
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
-    "gpt_oss": "sinks: our attention has no sinks",
 }

@@ -30,6 +30,7 @@ NEUTRAL = {
     "beta_slow",
     "beta_fast",
     "attention_factor",
+    "truncate",
 }
 
 
@@ -94,6 +95,7 @@ def read_rope(keys: Keys, kind: RopeKind = WHOLE) -> RopeConfig:
         high_freq=own.real("high_freq_factor", default=plain.high_freq) if scaled else plain.high_freq,
         beta_slow=own.real("beta_slow", default=plain.beta_slow) if scaled else plain.beta_slow,
         beta_fast=own.real("beta_fast", default=plain.beta_fast) if scaled else plain.beta_fast,
+        truncate=own.get("truncate", default=True) is True or not scaled,
         attention=own.real("attention_factor", default=0.0) if scaled else 0.0,
     )
 
@@ -149,6 +151,7 @@ def write_rope(model: ModelConfig, kind: RopeKind = WHOLE) -> dict[str, object]:
         scaling |= {"low_freq_factor": rope.low_freq, "high_freq_factor": rope.high_freq}
     if rope.scaling == "yarn":
         scaling |= {"beta_slow": rope.beta_slow, "beta_fast": rope.beta_fast}
+        scaling |= {} if rope.truncate else {"truncate": False}
         scaling |= {"attention_factor": rope.attention} if rope.attention else {}
     part = {"partial_rotary_factor": rope.part} if with_part else {}
     new: dict[str, object] = {"rope_theta": rope.base, **part, **scaling}

@@ -22,6 +22,7 @@ TYPES = {
     "I32": torch.int32,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
 }
 NAMES = {kind: name for name, kind in TYPES.items()}
 
