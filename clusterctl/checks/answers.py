@@ -38,6 +38,8 @@ class FirstUse:
     """By device the library's error; "" if it works."""
     sum: str
     """The error of the sum over all of them."""
+    seconds: dict[str, float] = field(default_factory=dict, hash=False)
+    """By device the time of some large products; 0 if it did not compute them."""
 
 
 @dataclass(frozen=True)

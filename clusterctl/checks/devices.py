@@ -6,7 +6,8 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import median
 
 from clusterctl.checks.answers import CommandResult, FirstUse, NodeAnswers
 from clusterctl.checks.remedies import remedy_for
@@ -19,6 +20,8 @@ SHOW = {"npu-smi": "npu-smi info", "nvidia-smi": "nvidia-smi"}
 UNSEEN = ("", "NA", "N/A", "[N/A]", "[Not Supported]")
 # The part of a device's memory above which something uses it; drivers take up to a tenth.
 IN_USE = 0.25
+# By which a device may be slower than the others of its node.
+SLOW = 1.3
 # Answers of nvidia-smi that mean trouble: question and column, words, level, what is wrong, remedy, command.
 STATES = (
     ("state", 1, "Enabled", "warning", "is divided by MIG: a rank would get a part of it, or nothing",
@@ -85,6 +88,7 @@ def _by_tool(reply: NodeAnswers) -> Iterator[Finding]:
         return
     yield from _each(reply, seen, tool)
     yield from _states(reply, seen)
+    yield from _logged(reply)
     if node.kind == "npu":
         yield from _links(reply)
 
@@ -136,6 +140,7 @@ def _touched(reply: NodeAnswers) -> Iterator[Finding]:
     for error, devices in errors.items():
         old = versions.needed_driver(answer.torch, driver)
         yield failed(f"{name} cannot use device {device_text(devices)}: ", error, old or together)
+    yield from _slow(reply.node.name, answer.seconds)
     if answer.sum:
         needs = "NCCL and HCCL need shared memory, and access among the devices"
         yield failed(f"{name} cannot add over its devices: ", answer.sum, needs)
@@ -143,6 +148,17 @@ def _touched(reply: NodeAnswers) -> Iterator[Finding]:
         yield Finding(
             "ok", reply.node.name, f"{name} multiplies and adds on all devices", check="devices-use"
         )
+
+
+def _slow(node: str, seconds: Mapping[str, float]) -> Iterator[Finding]:
+    """Yield the devices that need more time for the same products than the others."""
+    usual = median(seconds.values()) if seconds else 0.0
+    slow = {int(device): taken / usual for device, taken in seconds.items() if usual and taken > SLOW * usual}
+    if slow:
+        factor = max(slow.values())
+        text = f"device {device_text(list(slow))} takes {factor:.1f} times as long for products as the others"
+        remedy = "look for another user, its clocks and its temperature: every step waits for it"
+        yield Finding("warning", node, text, remedy, "devices-speed", "nvidia-smi -q -d PERFORMANCE,CLOCK")
 
 
 def _answer_of(done: CommandResult) -> FirstUse | None:
@@ -220,6 +236,33 @@ def _states(reply: NodeAnswers, seen: Mapping[int, DeviceSample]) -> Iterator[Fi
             yield Finding("note", reply.node.name, text, remedy, "devices-state", "nvidia-smi topo -m")
 
 
+# Errors of the kernel's log that are the card's and not a program's: NVIDIA, XID errors.
+XID = {
+    48: "memory", 64: "memory", 74: "NVLink", 79: "the bus", 92: "memory", 94: "memory", 95: "memory", 119: "the GSP",
+    120: "the GSP", 140: "memory",
+}  # fmt: skip
+
+
+def _logged(reply: NodeAnswers) -> Iterator[Finding]:
+    """Yield errors of cards in the kernel's log since its start, and GPUs of whose NVLinks some are inactive."""
+    name, logged, links = reply.node.name, reply.command("xid"), reply.command("nvlink")
+    for line in (logged.out if logged else "").splitlines()[-20:]:
+        match = re.search(r"NVRM: (Xid \(PCI:[0-9a-fA-F:.]+\): ([0-9]+).*)", line)
+        if match and (part := XID.get(int(match[2]))):
+            text = f"the kernel reported an error of {part} since its start: {match[1][:120]}"
+            remedy = "restart the node; if it comes back, the card is broken: leave it out with `devices`"
+            yield Finding("warning", name, text, remedy, "devices-log", "sudo dmesg | grep Xid")
+            break
+    for part in re.split(r"(?m)^(?=GPU [0-9]+:)", links.out if links and links.succeeded else ""):
+        states = re.findall(r"Link [0-9]+: (.*)", part)
+        inactive = sum("inactive" in state for state in states)
+        if 0 < inactive < len(states):
+            text = f"{inactive} of {len(states)} NVLinks of {part.partition(' (')[0]} are inactive"
+            yield Finding(
+                "warning", name, text, "reset it; check its board", "devices-log", "nvidia-smi nvlink -s"
+            )
+
+
 # Questions to hccn_tool, the words before its answer, sound answers, what is wrong, and the remedy.
 LINKS = (
     ("link", r"link status:\s*(\S+)", ("UP",), "its network link is", "check the cable and the switch's port"),
@@ -258,39 +301,29 @@ def npus(text: str) -> dict[int, DeviceSample]:
     Chip, id and bus), then processes.
     """
     chips: dict[tuple[int, int], int] = {}
-    health: dict[int, str] = {}
-    busy: dict[int, list[str]] = {}
-    names: dict[int, str] = {}
-    memory: dict[int, tuple[int, int]] = {}
+    found: dict[int, DeviceSample] = {}
     row: tuple[int, str, str] | None = None
     for line in text.splitlines():
         cells = [cell.split() for cell in line.strip().strip("|").split("|")]
         first = cells[0]
         if len(cells) < 3 or not first or not first[0].isdecimal():
             continue
-        if (
-            len(cells) >= 4
-            and len(first) == 2
-            and first[1].isdecimal()
-            and cells[1]
-            and cells[1][0].isdecimal()
-        ):
+        of_device = len(first) > 1 and first[1].isdecimal()
+        if len(cells) >= 4 and len(first) == 2 and of_device and cells[1] and cells[1][0].isdecimal():
             device = chips.get((int(first[0]), int(first[1])), int(first[0]))
-            busy.setdefault(device, []).append(f"{' '.join(cells[2])} (pid {cells[1][0]})")
-        elif row is None and len(first) > 1 and not first[1].isdecimal():
+            if device in found:
+                user = f"{' '.join(cells[2])} (pid {cells[1][0]})"
+                found[device] = replace(found[device], busy=(*found[device].busy, user))
+        elif row is None and len(first) > 1 and not of_device:
             row = int(first[0]), " ".join(cells[1]), first[1]
         elif row is not None:
             card, state, name = row
-            device = int(first[1]) if len(first) > 1 and first[1].isdecimal() else card
-            chips[card, int(first[0])] = device
-            health[device], names[device], row = state, name, None
+            device = chips[card, int(first[0])] = int(first[1]) if of_device else card
             # The last two numbers are the used and the whole memory.
             numbers = re.search(r"([0-9]+) */ *([0-9]+)$", " ".join(cells[-1]))
-            memory[device] = (int(numbers[2]), int(numbers[1])) if numbers else (0, 0)
-    return {
-        device: DeviceSample(state, tuple(busy.get(device, ())), names[device], *memory[device])
-        for device, state in health.items()
-    }
+            used, memory = map(int, numbers.groups()) if numbers else (0, 0)
+            found[device], row = DeviceSample(state, (), name, memory, used), None
+    return found
 
 
 def gpus(text: str, busy: CommandResult | None) -> dict[int, DeviceSample]:

@@ -63,19 +63,12 @@ def _libraries() -> Iterable[Finding]:
     yield Finding("ok", "here", f"Python {sys.version.split()[0]}", check="libraries")
     missing = extras.missing(extras.OF_TRAINER)
     if missing:
-        remedy = (
-            f"{extras.command('train')}; trainings on nodes and programs of your own do not need them here"
-        )
-        yield Finding(
-            "warning", "here", f"the embedded trainer can't run: {', '.join(missing)} not installed", remedy
-        )
+        text = f"the embedded trainer can't run: {', '.join(missing)} not installed"
+        remedy = f"{extras.command('train')}; trainings on nodes and programs of your own need none here"
+        yield Finding("warning", "here", text, remedy)
     if importlib.util.find_spec("deepspeed") is None:
-        yield Finding(
-            "note",
-            "here",
-            "DeepSpeed is not installed: `engine: deepspeed` can't run",
-            "pip install deepspeed, after torch",
-        )
+        text = "DeepSpeed is not installed: `engine: deepspeed` can't run"
+        yield Finding("note", "here", text, "pip install deepspeed, after torch")
 
 
 def _native() -> Iterable[Finding]:
@@ -92,20 +85,15 @@ def _native() -> Iterable[Finding]:
             timeout=NATIVE_LIMIT,
         )
     except subprocess.TimeoutExpired:
-        yield Finding(
-            "warning",
-            "here",
-            f"the check of the fused ops did not end within {NATIVE_LIMIT:g} s",
-            "python -m native",
-        )
+        text = f"the check of the fused ops did not end within {NATIVE_LIMIT:g} s"
+        yield Finding("warning", "here", text, "python -m native")
         return
     try:
         chosen = json.loads(done.stdout)
     except ValueError:
         reason = (done.stderr.strip().splitlines() or ["no answer"])[-1]
-        yield Finding(
-            "warning", "here", f"the fused ops could not be checked: {reason}", "python -m native says more"
-        )
+        text = f"the fused ops could not be checked: {reason}"
+        yield Finding("warning", "here", text, "python -m native says more")
         return
     served = sorted({str(op["chosen"]) for op in chosen.get("ops", ())})
     if served:
@@ -113,19 +101,18 @@ def _native() -> Iterable[Finding]:
         yield Finding("ok", "here", f"fused ops by {', '.join(served)}: {names}", check="ops")
     for op in chosen.get("ops", ()):
         reasons = {entry["backend"]: entry["reason"] for entry in op["backends"]}
-        missing = [entry for entry in op["backends"] if not entry["available"]]
         text = f"op {op['op']}: {op['chosen']} ({reasons.get(op['chosen'], '')})"
         yield Finding("ok", "here", text, check=OP_DETAIL)
-        for entry in missing:
-            text = f"op {op['op']}: no {entry['backend']} backend: {entry['reason']}"
-            yield Finding("note", "here", text, check=OP_DETAIL)
+        for name, reason in (
+            (entry["backend"], entry["reason"]) for entry in op["backends"] if not entry["available"]
+        ):
+            yield Finding("note", "here", f"op {op['op']}: no {name} backend: {reason}", check=OP_DETAIL)
 
 
 def _ssh() -> Iterable[Finding]:
     sshd = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
-    yield Finding(
-        "ok", "here", f"sandbox nodes run {sshd or 'the embedded SSH server (no sshd is installed)'}"
-    )
+    text = f"sandbox nodes run {sshd or 'the embedded SSH server (no sshd is installed)'}"
+    yield Finding("ok", "here", text)
 
 
 def _keepers() -> Iterable[Finding]:

@@ -181,6 +181,10 @@ def _cuda(questions: Questions, quick: bool) -> None:
     for name, question in queries.items():
         argv = ["nvidia-smi", question, "--format=csv,noheader,nounits"]
         questions.commands[name] = Question([argv])
+    if not quick:
+        questions.commands["nvlink"] = Question([["nvidia-smi", "nvlink", "-s"]])
+        argv = ["journalctl", "-k", "-b", "-q", "--no-pager", "-n", "20", "-g", "NVRM: Xid"]
+        questions.commands["xid"] = Question([argv])
 
 
 def tool_paths(node: Node, tool: str, vendor: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Use every device of a node once: start it, multiply, and add over all devices of the node.
 
 The text of this file runs on the node as `python -c TEXT KIND DEVICE...`, with the ranks' Python, which imports torch.
-It prints the torch and, by device, the step that failed with the library's own error.
+It prints the torch and, by device, the step that failed with the library's own error, and the seconds of some products.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -19,6 +20,8 @@ BACKENDS = {"cuda": "nccl", "npu": "hccl", "cpu": "gloo"}
 SUM_LIMIT = 45
 # Characters of an error.
 MOST = 300
+# Products of squares of this size are timed, so many times.
+EDGE, TIMES = 4096, 10
 
 
 def main(kind: str, devices: list[str]) -> None:
@@ -47,13 +50,16 @@ def main(kind: str, devices: list[str]) -> None:
         sums = [json.loads(answer.readline() or "{}") for answer in answers]
     torch = next((entry["torch"] for entry in own if entry.get("torch")), "")
     by_device = {device: entry.get("error", "it ended") for device, entry in zip(devices, own)}  # noqa: B905
+    seconds = {device: entry.get("seconds", 0.0) for device, entry in zip(devices, own)}  # noqa: B905
     total = next(filter(None, (entry.get("error", "a process ended in it") for entry in sums)), "")
-    print(json.dumps({"torch": torch, "devices": by_device, "sum": "" if failed else total}))
+    answer = {"torch": torch, "devices": by_device, "seconds": seconds, "sum": "" if failed else total}
+    print(json.dumps(answer))
 
 
 def _touch(kind: str, index: int, count: int, folder: str, writer: int) -> None:
     """Use one device in a process of its own, which ends here."""
     torch_name: list[str] = []
+    taken = [0.0]
 
     def step(work: Callable[[], None]) -> None:
         error = ""
@@ -61,8 +67,21 @@ def _touch(kind: str, index: int, count: int, folder: str, writer: int) -> None:
             work()
         except Exception as problem:
             error = " ".join(str(problem).split())[:MOST] or type(problem).__name__
-        text = json.dumps({"error": error, "torch": "".join(torch_name)})
+        text = json.dumps({"error": error, "torch": "".join(torch_name), "seconds": taken[0]})
         os.write(writer, f"{text}\n".encode())
+
+    def seconds_of(edge: int, times: int) -> float:
+        import torch
+
+        square, taken = torch.ones(edge, edge, device=f"{kind}:{index}", dtype=torch.float16), 0.0
+        # The first of two rounds loads the kernel.
+        for _ in range(2):
+            began = time.perf_counter()
+            for _ in range(times):
+                square @ square
+            getattr(torch, kind).synchronize()
+            taken = time.perf_counter() - began
+        return taken
 
     def multiply() -> None:
         import torch
@@ -78,9 +97,11 @@ def _touch(kind: str, index: int, count: int, folder: str, writer: int) -> None:
         ones = torch.ones(256, 256, device=kind if kind == "cpu" else f"{kind}:{index}")
         if float((ones @ ones).sum()) != 256.0**3:
             raise RuntimeError("a product of ones is wrong")
+        # A simulated device takes longer for the small product.
+        if kind != "cpu" and seconds_of(EDGE // 4, 1) < 0.01:
+            taken[0] = seconds_of(EDGE, TIMES)
 
     def add() -> None:
-        import time
         from datetime import timedelta
 
         import torch

@@ -40,6 +40,8 @@ class Launch:
     kernel: Any
     signature: tuple[tuple[str, str], ...]
     constants: tuple[tuple[str, Any], ...]
+    aligned: tuple[int, ...]
+    """The arguments that 16 divides, as a real launch tells the compiler: pointers and whole numbers."""
     warps: int
 
     @property
@@ -71,7 +73,9 @@ def recorded(calls: Callable[[], None]) -> set[Launch]:
         # As at a real launch, 1 is a constant.
         constants |= {name: 1 for name, value in given.items() if type(value) is int and value == 1}
         signature |= dict.fromkeys(constants, "constexpr")
-        launches.add(Launch(self, tuple(signature.items()), tuple(constants.items()), warps))
+        names = [name for name in self.arg_names if name not in constants and _is_aligned(given[name])]
+        aligned = tuple(map(self.arg_names.index, names))
+        launches.add(Launch(self, tuple(signature.items()), tuple(constants.items()), aligned, warps))
 
     with mock.patch.object(JITFunction, "run", run):
         calls()
@@ -88,9 +92,16 @@ def _type(value: Any) -> str:
     return "fp32"
 
 
+def _is_aligned(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr() % 16 == 0
+    return type(value) is int and value % 16 == 0
+
+
 def compiled(launch: Launch, capability: int, folder: Path) -> Resources:
     """Return the resources of the kernel's machine code for `capability`, such as 90 for 9.0."""
-    source = ASTSource(fn=launch.kernel, signature=dict(launch.signature), constexprs=dict(launch.constants))
+    facts = {(index,): [["tt.divisibility", 16]] for index in launch.aligned}
+    source = ASTSource(launch.kernel, dict(launch.signature), dict(launch.constants), facts)
     target = GPUTarget("cuda", capability, 32)
     made = triton.compile(
         source, target=target, options={"num_warps": launch.warps, "enable_fp_fusion": True}

@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,36 +17,22 @@ from typing import Any
 import pytest
 
 from clusterctl.checks.query import touch_text
-from tests.support import weights
+from tests.support import npu_library, weights
+from tests.support.npu_library import NODE
 from tests.trainer.conftest import ROOT, free_port
 from trainer.corpus.tokenizer import train_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Read = Callable[..., list[dict[str, Any]]]
-NODE = Path(__file__).parents[1] / "support" / "npu_node"
 # The model computes on the CPU's own kernels behind another device: only those of attention and AdamW differ.
 SAME = 2e-5
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The device, compiled (10 s), and libraries by CANN's names."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("there is no C++ compiler")
-    import torch
-
-    home = Path(torch.__file__).parent
-    there = tmp_path_factory.mktemp("cann")
-    includes = [f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}"]
-    links = [f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", "-ltorch", f"-Wl,-rpath,{home / 'lib'}"]
-    whole = [compiler, "-std=c++20", "-O0", "-fPIC", "-shared", *includes, str(NODE / "device.cpp")]
-    subprocess.run([*whole, "-o", str(there / "npu.so"), *links], check=True, capture_output=True)
-    for name in ("libascendcl.so", "libhccl.so"):
-        empty = [compiler, "-shared", "-x", "c++", "/dev/null", "-o", str(there / name)]
-        subprocess.run(empty, check=True, capture_output=True)
-    return there
+    """The device and libraries by CANN's names."""
+    return npu_library.build(tmp_path_factory.mktemp("cann"))
 
 
 Ended = tuple[str, list[dict[str, Any]]]
@@ -147,7 +132,7 @@ def test_a_training_on_an_npu_is_that_on_a_cpu_and_calls_its_fused_kernels(
     assert attention == {
         **attention,
         "head_num": 2,
-        "input_layout": "BNSD",
+        "input_layout": "BSND",
         "scale": pytest.approx(16**-0.5),
         "sparse_mode": 3,
     }

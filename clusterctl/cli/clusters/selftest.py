@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
 
 from clusterctl.cli import options, screen
 from clusterctl.cli.declared import option
@@ -23,6 +26,9 @@ from clusterctl.errors import ClusterctlError, FindingsError, UsageError, WorkFa
 from clusterctl.files import replace_file
 from clusterctl.text import plural, size
 from clusterctl.wire.contract import DEVICE_KIND, METRICS_FILE
+
+if TYPE_CHECKING:
+    from clusterctl.inventory.cluster import Node
 
 # Steps of the trainings; the middle one is saved.
 STEPS = 20
@@ -33,6 +39,15 @@ GRACE = 20.0
 TOO_LATE = "it was ended: the time of the self-test (--seconds) is over"
 # Lines of a failed command in the report.
 MOST_LINES = 40
+RANK_TABLE = "rank_table.json"
+# Sends one request to the server on this machine's port, on a node; prints how many tokens came.
+ASK = """
+import json, sys, urllib.request
+body = json.dumps({"prompt": "A class", "max_tokens": 8, "temperature": 0, "ignore_eos": True}).encode()
+request = urllib.request.Request("http://127.0.0.1:%s/v1/completions" % sys.argv[1], body)
+answer = json.load(urllib.request.urlopen(request, timeout=60))
+print(answer["usage"]["completion_tokens"], "tokens:", repr(answer["choices"][0]["text"]))
+"""
 JOB = """\
 # Written by `clusterctl selftest`.
 name: {name}
@@ -74,9 +89,9 @@ def selftest(
     *,
     selection: options.NodeOptions,
 ) -> None:
-    """Check your own nodes and devices: doctor, a training and its resume, the same losses on a CPU, planned and
-    measured memory, generated text. Writes report.txt and report.json, to read or to send: commands, versions,
-    figures and errors."""
+    """Check your own nodes and devices: doctor, the rank table of NPUs, a training and its resume, the same losses on
+    a CPU, planned and measured memory and time, generated text, a request to a server. Writes report.txt and
+    report.json, to read or to send: commands, versions, figures and errors."""
     from clusterctl.sandbox import demo as stages
 
     stages.ready()
@@ -90,7 +105,7 @@ def selftest(
     except OSError as error:
         raise UsageError(f"--dir {directory}: {error.strerror}", "name another folder") from None
     where = ["-c", str(Path(cluster.source).resolve()), "-n", ",".join(cluster.names)]
-    tested = Selftest(directory, where, time.monotonic() + seconds, ranks)
+    tested = Selftest(directory, where, time.monotonic() + seconds, ranks, cluster.nodes[0])
     tested.run()
     failed = [check.name for check in tested.checks if check.problem]
     screen.write(f"report: {directory / 'report.txt'}\n")
@@ -102,8 +117,9 @@ def selftest(
 class Selftest:
     """The checks in their order. One that fails does not stop the others, except those that need its result."""
 
-    def __init__(self, folder: Path, where: Sequence[str], deadline: float, ranks: int) -> None:
+    def __init__(self, folder: Path, where: Sequence[str], deadline: float, ranks: int, first: Node) -> None:
         self.checks: list[Check] = []
+        self._first = first
         self._folder, self._where, self._deadline, self._ranks = folder, where, deadline, ranks
         # Of this test alone: an earlier one in the same folder must not be compared with.
         self._runs = folder / f"runs-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -119,15 +135,22 @@ class Selftest:
         stages.build_data(corpus, data / "tokenizer.json", data / "text")
         whole, half = self._job("whole", STEPS), self._job("half", STEPS // 2)
         self._check("nodes and devices", ["doctor", *self._where])
+        if self._first.kind == "npu":
+            words = ["ranktable", "build", *self._where, "-o", RANK_TABLE]
+            self._check(
+                "rank table", words, lambda printed: self._own("ranktable", "check", RANK_TABLE).strip()
+            )
         self._check("training in fp32", ["launch", whole, *self._where])
         self._check("half of it", ["launch", half, *self._where])
         words = ["resume", self._newest("half").name, "--set", f"train.steps={STEPS}", *self._where]
         self._check("the other half", words, self._same_bits)
         self._check("the same on a CPU", [], self._on_a_cpu)
-        self._check("memory", ["plan", whole, *self._where, "--json"], self._memory)
+        self._check("plan and measurement", ["plan", whole, *self._where, "--json"], self._planned)
         self._check("training in bf16", ["launch", self._job("mixed", STEPS, "bf16"), *self._where])
         words = ["generate", self._newest("whole").name, "--prompt", "A class", "--max-tokens", "16"]
         self._check("text", [*words, "--temperature", "0", *self._where[:2], "--on", self._where[-1]])
+        words = ["serve", self._newest("whole").name, *self._where[:2], "--on", self._first.name]
+        self._check("a server", [*words, "--detach", "--port", "0", "--json"], self._served)
 
     def _job(self, name: str, steps: int, precision: str = "fp32") -> str:
         """Write a job and return its file's name."""
@@ -150,7 +173,7 @@ class Selftest:
         screen.log(f"{name}: {command}" if command else name)
         found = problem = ""
         try:
-            found = judge(self._ran([sys.executable, "-m", "clusterctl", *words]) if words else "")
+            found = judge(self._own(*words) if words else "")
         except ClusterctlError as error:
             problem = error.message
         except (OSError, ValueError, LookupError) as error:
@@ -162,6 +185,10 @@ class Selftest:
         summary = next((line for line in lines if line.startswith("error: ")), "".join(lines[-1:]))
         screen.log(f"{name}: {summary or found or 'passed'} ({taken:g} s)")
         self._write()
+
+    def _own(self, *words: str) -> str:
+        """Run a command of clusterctl."""
+        return self._ran([sys.executable, "-m", "clusterctl", *words])
 
     def _ran(self, argv: Sequence[str], **more: str) -> str:
         """Run a program and return its output; raise WorkFailed with its last lines if it fails or the time is over."""
@@ -234,12 +261,33 @@ class Selftest:
             raise WorkFailed(f"the losses differ by up to {worst:.2g}", "")
         return f"the losses differ by at most {worst:.1g}"
 
-    def _memory(self, printed: str) -> str:
-        """Return planned and measured memory; the model is too small to judge a plan by."""
+    def _planned(self, printed: str) -> str:
+        """Return planned and measured memory and time; the model is too small to judge a plan by."""
         lines = (self._newest("whole") / METRICS_FILE).read_text().splitlines()
-        measured = [max(record["bytes"]) for record in map(json.loads, lines) if record["event"] == "memory"]
-        planned = json.loads(printed)["summary"]["memory_per_device_bytes"]["total"]
-        return f"planned {size(planned)}, measured at most {size(max(measured))} for each device"
+        records = [json.loads(line) for line in lines]
+        highest = max(max(record["bytes"]) for record in records if record["event"] == "memory")
+        taken = median(record["step_seconds"] for record in records if record["event"] == "step")
+        summary = json.loads(printed)["summary"]
+        planned, seconds = summary["memory_per_device_bytes"]["total"], summary["time"]["seconds"]
+        return (
+            f"memory of a device: planned {size(planned)}, measured {size(highest)} ({highest / planned:.2f} of it); "
+            f"a step: planned {1000 * seconds:.1f} ms, measured {1000 * taken:.1f} ms ({taken / seconds:.1f} times)"
+        )
+
+    def _served(self, printed: str) -> str:
+        """Send one request to the server from its own node, and stop it."""
+        run = json.loads(printed)["run"]
+        try:
+            while not (
+                port := re.search(r"serving \S+ at http://127\.0\.0\.1:(\d+)", self._own("logs", "show", run))
+            ):
+                if json.loads(self._own("status", run, "--json"))["phase"] != "running":
+                    raise WorkFailed(self._own("logs", "show", run).strip()[-MOST_LINES * 100 :])
+            argv = [self._first.python, "-c", ASK, port[1]]
+            printed = self._own("exec", *self._where[:2], self._first.name, "--", *argv)
+        finally:
+            self._own("stop", run)
+        return f"it answered {printed.strip().partition(': ')[2]}"
 
     def _write(self) -> None:
         """Write the report."""

@@ -162,6 +162,17 @@ ROWS = (
            {"commands": {"smi": said(gpus(GPU, errors="3")["out"] + f"1, GPU-1, 580.95, 81559, 4, 0, {GPU}\n")}}),
     Broken("an alarm of an NPU", "npu", "devices", "bad", "device 1: health is Alarm", "leave it out",
            {"commands": {"smi": said(table_of("OK", "Alarm"))}}),
+    Broken("a slow card", "cuda", "devices-speed", "warning", "takes 1.6 times as long", "every step waits",
+           {"commands": {"touch": said(json.dumps({"torch": TORCH, "devices": {"0": "", "1": "", "2": ""}, "sum": "",
+                                                   "seconds": {"0": 0.01, "1": 0.016, "2": 0.01}}))}}),
+    Broken("an error of a card in the kernel's log", "cuda", "devices-log", "warning", "an error of the bus", "restart",
+           {"commands": {"xid": said("kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.\n"
+                                     "kernel: NVRM: Xid (PCI:0000:3b:00): 13, pid=99, Graphics Exception\n")}}),
+    Broken("an NVLink that is down", "cuda", "devices-log", "warning", "1 of 2 NVLinks of GPU 1: NVIDIA H100",
+           "reset it",
+           {"commands": {"nvlink": said("GPU 0: NVIDIA H100 (UUID: GPU-0)\n\t Link 0: 26.562 GB/s\n"
+                                        "GPU 1: NVIDIA H100 (UUID: GPU-1)\n\t Link 0: <inactive>\n"
+                                        "\t Link 1: 26.562 GB/s\n")}}),
     Broken("a card in use", "cuda", "devices-busy", "bad", "device 0 is in use: python3 (pid 4711)", "wait for it",
            {"commands": {"busy": said("GPU-0, 4711, /usr/bin/python3\n")}}),
     Broken("memory that nobody seems to use", "npu", "devices-busy", "warning",

@@ -286,7 +286,7 @@ def npu_apply_adam_w(
     return out
 
 
-# torch_npu-npu_fusion_attention.md: layouts BNSD, and TND with the ends of sequences; the modes of the mask are
+# torch_npu-npu_fusion_attention.md: layouts BNSD, BSND, and TND with the ends of sequences; the modes of the mask are
 # described in its section on sparse_mode, with the origin of modes 3 and 4 at the last query and the last key.
 def npu_fusion_attention(
     query: Tensor,
@@ -321,9 +321,13 @@ def npu_fusion_attention(
             query, key, value, head_num, scale, atten_mask, sparse_mode, actual_seq_qlen, actual_seq_kvlen
         )
         return out, empty, empty, empty, 0, 0, 0
+    by_rows = input_layout == "BSND"
     require(
-        input_layout == "BNSD" and query.dim() == 4 and not actual_seq_qlen, f"input_layout {input_layout}"
+        (by_rows or input_layout == "BNSD") and query.dim() == 4 and not actual_seq_qlen,
+        f"input_layout {input_layout}",
     )
+    if by_rows:
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     batch, heads, queries, dim = query.shape
     groups, keys = key.shape[1:3]
     require(head_num == heads and 1 <= heads <= 256 and heads % groups == 0, f"{head_num} of {heads} heads")
@@ -337,6 +341,7 @@ def npu_fusion_attention(
     else:
         closed = torch.zeros(queries, keys, dtype=torch.bool, device=query.device)
     out = _attend(query, key, value, scale, closed)
+    out = out.transpose(1, 2).contiguous() if by_rows else out
     return out, empty, empty, empty, 0, 0, 0
 
 
@@ -421,8 +426,8 @@ def _sequences(
     return torch.cat(parts)
 
 
-# torch_npu-npu_rotary_mul.md, for Atlas A2 and A3 with jit_compile=False. With x (B, N, S, D), `half` takes angles
-# 11SD, B1SD or BNSD, and `interleave` only 11SD; the result has the type of x.
+# torch_npu-npu_rotary_mul.md, for Atlas A2 and A3 with jit_compile=False. `half` takes angles 11SD, B1SD or BNSD with
+# x (B, N, S, D), and 1S1D, BS1D or BSND with x (B, S, N, D); `interleave` only 11SD and 1S1D; the result has x's type.
 def npu_rotary_mul(
     input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
 ) -> Tensor:
@@ -431,7 +436,9 @@ def npu_rotary_mul(
     require(
         input.dim() == r1.dim() == 4 and r1.shape == r2.shape, "x has four dimensions, r1 and r2 one shape"
     )
-    (batch, heads, rows, dim), angles = input.shape, tuple(r1.shape)
+    angles, dim = tuple(r1.shape), input.shape[3]
+    by_rows = angles[1] > 1 or (angles[2] == 1 and input.shape[1] == 1)
+    batch, heads, rows = input.shape[0], input.shape[2 if by_rows else 1], input.shape[1 if by_rows else 2]
     require(dim < 896 and dim % 2 == 0, "D is even and below 896")
     known = [(1, 1, rows, dim)]
     if rotary_mode == "half":
@@ -439,6 +446,8 @@ def npu_rotary_mul(
         known += [(batch, 1, rows, dim), (batch, heads, rows, dim)]
     else:
         require(batch * heads < 1000, "B times N is below 1000")
+    if by_rows:
+        known = [(first, third, second, last) for first, second, third, last in known]
     require(angles in known, f"angles of {angles} for x of {tuple(input.shape)}")
     require(float(r1.abs().max()) <= 1 and float(r2.abs().max()) <= 1, "r1 and r2 are from -1 to 1")
     x = input.float()
