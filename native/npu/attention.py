@@ -50,7 +50,11 @@ def attention(
         ends = _ends(mask, q, k)
         if ends:
             return _documents(q, k, v, ends)
-    return _call(q, k, v, q.shape[1], input_layout="BNSD", **(_form(q, k, mask) if causal else {}))
+    form = _form(q, k, mask) if causal else {}
+    if not library.by_rows(q):
+        return _call(q, k, v, q.shape[1], input_layout="BNSD", **form)
+    rows, keys, values = (x.transpose(1, 2) for x in (q, k, v))
+    return _call(rows, keys, values, q.shape[1], input_layout="BSND", **form).transpose(1, 2)
 
 
 def _fault(q: Tensor, k: Tensor, causal: bool, dropout: Dropout | None) -> str:

@@ -32,12 +32,14 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> 
 def losses_of(logits: Tensor, targets: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
     """Return each token's loss, 0 for tokens that are not counted, and the logarithms of all probabilities, in fp32."""
     kernel = library.kernel("npu_cross_entropy_loss")
-    known = torch.where(counted, targets, 0).to(torch.int64)
-    pieces = zip(logits.contiguous().split(MOST_ROWS), known.split(MOST_ROWS), strict=True)
-    made = [kernel(rows, own, reduction="none")[:2] for rows, own in pieces]
-    losses, logarithms = (
-        made[0] if len(made) == 1 else (torch.cat(parts) for parts in zip(*made, strict=True))
-    )
+    known, rows = torch.where(counted, targets, 0).to(torch.int64), logits.contiguous()
+    if len(rows) <= MOST_ROWS:
+        # The gradient of a split would copy that of the logits.
+        losses, logarithms = kernel(rows, known, reduction="none")[:2]
+    else:
+        pieces = zip(rows.split(MOST_ROWS), known.split(MOST_ROWS), strict=True)
+        made = [kernel(*piece, reduction="none")[:2] for piece in pieces]
+        losses, logarithms = (torch.cat(parts) for parts in zip(*made, strict=True))
     return torch.where(counted, losses, 0.0), logarithms
 
 

@@ -80,6 +80,14 @@ def has_type(kernel: str, x: Tensor) -> bool:
     return NAMES.get(x.dtype) in facts.types(kernel, chips())
 
 
+def by_rows(x: Tensor) -> bool:
+    """Return whether x (batch, heads, rows, dim) lies in memory row by row, as the results of a matrix do.
+
+    A kernel that takes the layout BSND then reads and writes it without a transposed copy.
+    """
+    return x.stride(1) < x.stride(2)
+
+
 def takes_weight(kernel: str, x: Tensor, weight: Tensor) -> bool:
     """Return whether a kernel takes a weight of this type next to `x`."""
     wide = facts.KERNELS[kernel].weight == facts.OWN_OR_FP32

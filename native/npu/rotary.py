@@ -32,8 +32,8 @@ def rotary(
         report_fallback("rotary", "npu", fault)
     if fault or not all(library.computes("rotary", x, "npu_rotary_mul") for x in (q, k)):
         return plain(q, k, cosines, sines, interleaved)
-    first, second = (_Turn.apply(x, cosines, sines, interleaved) for x in (q, k))  # type: ignore[no-untyped-call]
-    return first, second
+    result: tuple[Tensor, Tensor] = _Turn.apply(q, k, cosines, sines, interleaved)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _fault(x: Tensor, cosines: Tensor, interleaved: bool) -> str:
@@ -50,24 +50,35 @@ def _fault(x: Tensor, cosines: Tensor, interleaved: bool) -> str:
 
 class _Turn(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool
+    ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(cosines, sines)
         ctx.interleaved = interleaved
-        return _turned(x, cosines, sines, interleaved)
+        return _turned((q, k), cosines, sines, interleaved)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         cosines, sines = ctx.saved_tensors
-        return _turned(upstream, cosines, -sines, ctx.interleaved), None, None, None
+        return *_turned(upstream, cosines, -sines, ctx.interleaved), None, None, None
 
 
-def _turned(x: Tensor, cosines: Tensor, sines: Tensor, interleaved: bool) -> Tensor:
-    size = 2 * cosines.shape[-1]
-    angles = (
+def _turned(
+    parts: tuple[Tensor, ...], cosines: Tensor, sines: Tensor, interleaved: bool
+) -> tuple[Tensor, ...]:
+    """Return queries and keys rotated by the same angles, which are widened once for both."""
+    angles = tuple(
         each.repeat_interleave(2, -1) if interleaved else torch.cat((each, each), -1)
-        for each in (cosines.to(x.dtype), sines.to(x.dtype))
+        for each in (cosines.to(parts[0].dtype), sines.to(parts[0].dtype))
     )
-    mode = "interleave" if interleaved else "half"
+    return tuple(_by_kernel(x, angles, "interleave" if interleaved else "half") for x in parts)
+
+
+def _by_kernel(x: Tensor, angles: tuple[Tensor, ...], mode: str) -> Tensor:
+    if library.by_rows(x):
+        rows, *own = (each.transpose(1, 2) for each in (x, *angles))
+        return _by_kernel(rows, tuple(own), mode).transpose(1, 2)
+    size = angles[0].shape[-1]
     turned: Tensor = library.kernel("npu_rotary_mul")(x[..., :size], *angles, rotary_mode=mode)
     return turned if size == x.shape[-1] else torch.cat((turned, x[..., size:]), -1)

@@ -233,6 +233,32 @@ def test_each_mask_takes_the_form_that_the_kernel_has_for_it(
     assert called["scale"] == 8**-0.5
 
 
+@pytest.mark.parametrize(
+    "mask", [Mask(), Mask(3), Mask(source=torch.tensor([0, 4])), Mask(2, NUMBERS)], ids=str
+)
+def test_heads_that_lie_row_by_row_are_given_as_they_lie(
+    mask: Mask, torch_npu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = (torch.randn(2, 6, heads, 8).transpose(1, 2) for heads in (4, 2, 2))
+    assert form_of(torch_npu, monkeypatch, q, k, v, mask=mask)["input_layout"] == "BSND"
+
+
+@pytest.mark.parametrize(("samples", "interleaved"), [(1, False), (2, False), (1, True)])
+def test_rotary_turns_heads_that_lie_row_by_row(samples: int, interleaved: bool) -> None:
+    report_fallback.cache_clear()
+    q, k = (torch.randn(2, 1200, heads, 8).transpose(1, 2).requires_grad_() for heads in (4, 1))
+    angles = torch.rand(samples, 1, 1200, 4)
+    results = [
+        op(q, k, angles.cos(), angles.sin(), interleaved) for op in (npu_rotary.rotary, reference.rotary)
+    ]
+    for ours, theirs in zip(*results, strict=True):
+        assert cases.error(ours, theirs) < 1e-6
+    slopes = [torch.autograd.grad([part.square().sum() for part in made], (q, k)) for made in results]
+    for ours, theirs in zip(*slopes, strict=True):
+        assert cases.error(ours, theirs) < 1e-6
+    assert results[0][0].transpose(1, 2).is_contiguous()
+
+
 def test_prefixes_shorter_than_the_cache_and_too_many_of_them(
     torch_npu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
