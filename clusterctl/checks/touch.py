@@ -70,19 +70,6 @@ def _touch(kind: str, index: int, count: int, folder: str, writer: int) -> None:
         text = json.dumps({"error": error, "torch": "".join(torch_name), "seconds": taken[0]})
         os.write(writer, f"{text}\n".encode())
 
-    def seconds_of(edge: int, times: int) -> float:
-        import torch
-
-        square, taken = torch.ones(edge, edge, device=f"{kind}:{index}", dtype=torch.float16), 0.0
-        # The first of two rounds loads the kernel.
-        for _ in range(2):
-            began = time.perf_counter()
-            for _ in range(times):
-                square @ square
-            getattr(torch, kind).synchronize()
-            taken = time.perf_counter() - began
-        return taken
-
     def multiply() -> None:
         import torch
 
@@ -98,8 +85,8 @@ def _touch(kind: str, index: int, count: int, folder: str, writer: int) -> None:
         if float((ones @ ones).sum()) != 256.0**3:
             raise RuntimeError("a product of ones is wrong")
         # A simulated device takes longer for the small product.
-        if kind != "cpu" and seconds_of(EDGE // 4, 1) < 0.01:
-            taken[0] = seconds_of(EDGE, TIMES)
+        if kind != "cpu" and _seconds(kind, index, EDGE // 4, 1) < 0.01:
+            taken[0] = _seconds(kind, index, EDGE, TIMES)
 
     def add() -> None:
         from datetime import timedelta
@@ -127,6 +114,20 @@ def _touch(kind: str, index: int, count: int, folder: str, writer: int) -> None:
     step(multiply)
     step(add)
     os._exit(0)
+
+
+def _seconds(kind: str, index: int, edge: int, times: int) -> float:
+    """Return the time of some products of squares, after the kernel is loaded."""
+    import torch
+
+    square, taken = torch.ones(edge, edge, device=f"{kind}:{index}", dtype=torch.float16), 0.0
+    for _ in range(2):
+        began = time.perf_counter()
+        for _ in range(times):
+            square @ square
+        getattr(torch, kind).synchronize()
+        taken = time.perf_counter() - began
+    return taken
 
 
 if __name__ == "__main__":
