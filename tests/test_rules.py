@@ -317,7 +317,7 @@ JSON_MODULES = {
 # How often the modules of a package may write such a type: lower a number when it falls. The agent may do so in every
 # module: importing dataclasses would take 4 ms at each of its starts.
 AGENT = "clusterctl/agent/"
-MOST_JSON_OBJECTS = {AGENT: 124, "bench": 44, "clusterctl": 97, "native": 0, "trainer": 90}
+MOST_JSON_OBJECTS = {AGENT: 124, "bench": 44, "clusterctl": 93, "native": 0, "trainer": 90}
 JSON_OBJECT = re.compile(r"(?:[dD]ict|Mapping)\[str, Any\]|\bJsonObject\b")
 
 
@@ -387,7 +387,7 @@ def test_modules_and_functions_stay_short() -> None:
 
 
 # Lines of Python in each package. These numbers are only made smaller: who adds a capability removes as much elsewhere.
-BUDGET = {"clusterctl": 76_114, "trainer": 38_740, "native": 8_488, "bench": 11_050}
+BUDGET = {"clusterctl": 76_092, "trainer": 38_740, "native": 8_488, "bench": 11_050}
 
 
 def test_packages_do_not_grow() -> None:

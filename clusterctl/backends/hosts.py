@@ -41,6 +41,8 @@ class HostsQueue(Queue):
     """What Grid Engine, PBS and LSF share."""
 
     records_all = True
+    deletes = "qdel"
+    """The program that deletes a job."""
     starter: Starter | None = None
     """How tasks are started on the hosts of a job; None: over SSH."""
 
@@ -119,6 +121,9 @@ class HostsQueue(Queue):
             return f"its controller in {self.title} job {submitted.job} has ended it", None
 
         return Ending(f"ask the controller in {self.title} job {submitted.job} to stop the run", end)
+
+    def cancel(self, job: int) -> None:
+        self.ask(self.deletes, str(job))
 
     def requeue(self, run: RunDir, job: str) -> int:
         """Submit the batch file again: only an operator may put a job of these back."""

@@ -54,6 +54,7 @@ class Lsf(HostsQueue):
     choose_nodes = "lsf: {nodes: 4}, or extra: [-m host1]"
     cancelled = "CANCELLED"
     failed = "EXIT"
+    deletes = "bkill"
     starter = Blaunch()
 
     def header(self, name: str, options: LsfOptions, log: str) -> list[str]:
@@ -86,9 +87,6 @@ class Lsf(HostsQueue):
             return self._jobs(str(job)).get(job, Entry("UNKNOWN"))
         except (UsageError, WorkFailed):
             return Entry("UNKNOWN")
-
-    def cancel(self, job: int) -> None:
-        self.ask("bkill", str(job))
 
     def requeue(self, run: RunDir, job: str) -> int:
         self.ask("brequeue", job)

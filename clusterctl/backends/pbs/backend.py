@@ -63,9 +63,6 @@ class Pbs(HostsQueue):
         except (UsageError, WorkFailed, ValueError):
             return Entry("UNKNOWN")
 
-    def cancel(self, job: int) -> None:
-        self.ask("qdel", str(job))
-
     def job_here(self, variables: Mapping[str, str]) -> str:
         return variables.get("PBS_JOBID", "").partition(".")[0]
 

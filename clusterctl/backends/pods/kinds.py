@@ -23,41 +23,46 @@ class Kind:
     """A kind of job: its API path, its manifest, and how its status reports the end."""
 
     name: str
+    title: str
     group: str
     version: str
     plural: str
-    write: Callable[[PodRequest], list[JsonObject]]
+    spec: Callable[[PodRequest], dict[str, object]]
     done: tuple[str, ...]
     """The condition, or the phase, of a job that has succeeded."""
     failed: tuple[str, ...]
+    others: Callable[[PodRequest], list[JsonObject]] = lambda request: []
+    """Objects that must exist before the job."""
+    metadata: Callable[[PodRequest], JsonObject] = manifests.metadata
 
 
 def manifests_of(request: PodRequest) -> list[JsonObject]:
     """Return all objects of a job, in the order in which they are created; the job itself is the last."""
-    return [manifests.config_map(request), *KINDS[request.kind].write(request)]
-
-
-def _job(request: PodRequest) -> list[JsonObject]:
-    spec = manifests.pod_spec(request, manifests.container(request, "node"))
+    kind = KINDS[request.kind]
     job = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": manifests.metadata(request),
-        "spec": {
-            **_indexed(request),
-            "template": manifests.pod_template(request, {**spec, "subdomain": request.service}),
-        },
+        "apiVersion": f"{kind.group}/{kind.version}",
+        "kind": kind.title,
+        "metadata": kind.metadata(request),
+        "spec": kind.spec(request),
     }
-    return [manifests.service(request), job]
+    return [manifests.config_map(request), *kind.others(request), job]
 
 
-def _indexed(request: PodRequest) -> JsonObject:
+def _job(request: PodRequest) -> dict[str, object]:
+    spec = manifests.pod_spec(request, manifests.container(request, "node"))
+    return {
+        **_indexed(request),
+        "template": manifests.pod_template(request, {**spec, "subdomain": request.service}),
+    }
+
+
+def _indexed(request: PodRequest) -> dict[str, object]:
     """Return how an Indexed Job runs one pod for each node, all of them at once."""
     count = request.options.nodes
     return {"completionMode": "Indexed", "completions": count, "parallelism": count, "backoffLimit": 0}
 
 
-def _jobset(request: PodRequest) -> list[JsonObject]:
+def _jobset(request: PodRequest) -> dict[str, object]:
     set_name = [{"name": "JOBSET_NAME", "value": request.name}]
     spec = manifests.pod_spec(request, manifests.container(request, "node", set_name))
     replicated = {
@@ -65,22 +70,14 @@ def _jobset(request: PodRequest) -> list[JsonObject]:
         "replicas": 1,
         "template": {"spec": {**_indexed(request), "template": manifests.pod_template(request, spec)}},
     }
-    failure = {"maxRestarts": request.options.retries, "restartStrategy": "BlockingRecreate"}
-    return [
-        {
-            "apiVersion": "jobset.x-k8s.io/v1alpha2",
-            "kind": "JobSet",
-            "metadata": manifests.metadata(request),
-            "spec": {
-                "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-                "failurePolicy": failure,
-                "replicatedJobs": [replicated],
-            },
-        }
-    ]
+    return {
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "failurePolicy": {"maxRestarts": request.options.retries, "restartStrategy": "BlockingRecreate"},
+        "replicatedJobs": [replicated],
+    }
 
 
-def _trainjob(request: PodRequest) -> list[JsonObject]:
+def _trainjob(request: PodRequest) -> dict[str, object]:
     """Return a TrainJob; settings of the pods that it cannot express are a patch of its runtime."""
     options = request.options
     spec = manifests.pod_spec(request, {})
@@ -111,17 +108,10 @@ def _trainjob(request: PodRequest) -> list[JsonObject]:
         "kind": "ClusterTrainingRuntime",
         "name": options.runtime,
     }
-    return [
-        {
-            "apiVersion": "trainer.kubeflow.org/v1alpha1",
-            "kind": "TrainJob",
-            "metadata": manifests.metadata(request),
-            "spec": {"runtimeRef": reference, "trainer": trainer, "runtimePatches": [patch]},
-        }
-    ]
+    return {"runtimeRef": reference, "trainer": trainer, "runtimePatches": [patch]}
 
 
-def _vcjob(request: PodRequest) -> list[JsonObject]:
+def _vcjob(request: PodRequest) -> dict[str, object]:
     options = request.options
     spec = manifests.pod_spec(request, manifests.container(request, "node"))
     again = "RestartJob" if options.retries else "AbortJob"
@@ -131,57 +121,47 @@ def _vcjob(request: PodRequest) -> list[JsonObject]:
         {"event": "TaskCompleted", "action": "CompleteJob"},
     ]
     task = {"name": "worker", "replicas": options.nodes, "template": manifests.pod_template(request, spec)}
-    return [
-        {
-            "apiVersion": "batch.volcano.sh/v1alpha1",
-            "kind": "Job",
-            "metadata": manifests.metadata(request),
-            "spec": {
-                "schedulerName": "volcano",
-                "queue": options.queue,
-                # All pods are scheduled together, or none.
-                "minAvailable": options.nodes,
-                "maxRetry": options.retries or 1,
-                "plugins": {"svc": ["--publish-not-ready-addresses=true"], "env": []},
-                "policies": policies,
-                "tasks": [task],
-            },
-        }
-    ]
+    return {
+        "schedulerName": "volcano",
+        "queue": options.queue,
+        # All pods are scheduled together, or none.
+        "minAvailable": options.nodes,
+        "maxRetry": options.retries or 1,
+        "plugins": {"svc": ["--publish-not-ready-addresses=true"], "env": []},
+        "policies": policies,
+        "tasks": [task],
+    }
 
 
-def _acjob(request: PodRequest) -> list[JsonObject]:
+def _acjob(request: PodRequest) -> dict[str, object]:
     options = request.options
-    spec = _ascend_pod(request)
-    on_npus = options.kind == "npu"
-    template = manifests.pod_template(request, spec, RING if on_npus else None)
+    labels = RING if options.kind == "npu" else None
+    template = manifests.pod_template(request, _ascend_pod(request), labels)
     replicas: JsonObject = {"Master": {"replicas": 1, "restartPolicy": "Never", "template": template}}
     if options.nodes > 1:
         replicas["Worker"] = {"replicas": options.nodes - 1, "restartPolicy": "Never", "template": template}
-    described = manifests.metadata(request)
+    return {
+        "schedulerName": "volcano",
+        "runPolicy": {"schedulingPolicy": {"minAvailable": options.nodes, "queue": options.queue}},
+        "successPolicy": "AllWorkers",
+        "replicaSpecs": replicas,
+    }
+
+
+def _ascend_metadata(request: PodRequest) -> JsonObject:
+    options, described = request.options, manifests.metadata(request)
+    on_npus = options.kind == "npu"
     described["labels"] |= {"framework": "pytorch", **(RING if on_npus else {})}
     if options.retries:
-        again = {
+        described["labels"] |= {
             "fault-scheduling": "grace",
             "fault-retry-times": str(options.retries),
             "pod-rescheduling": "on",
         }
-        described["labels"] |= again
     if on_npus and options.chip == "a3":
         # The number of chips that all pods request together.
         described["annotations"] = {"sp-block": str(options.nodes * options.devices)}
-    job = {
-        "apiVersion": "mindxdl.gitee.com/v1",
-        "kind": "AscendJob",
-        "metadata": described,
-        "spec": {
-            "schedulerName": "volcano",
-            "runPolicy": {"schedulingPolicy": {"minAvailable": options.nodes, "queue": options.queue}},
-            "successPolicy": "AllWorkers",
-            "replicaSpecs": replicas,
-        },
-    }
-    return [*([_rank_table(request)] if on_npus else []), job]
+    return described
 
 
 def _ascend_pod(request: PodRequest) -> JsonObject:
@@ -203,23 +183,24 @@ def _ascend_pod(request: PodRequest) -> JsonObject:
     return {**spec, "nodeSelector": chosen}
 
 
-def _rank_table(request: PodRequest) -> JsonObject:
-    """Return the ConfigMap that the operator fills with the rank table; it must exist before the job."""
+def _rank_table(request: PodRequest) -> list[JsonObject]:
+    """Return the ConfigMap that the operator fills with the rank table of NPUs."""
     described = manifests.metadata(request, f"rings-config-{request.name}")
     described["labels"] |= RING
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": described,
-        "data": {TABLE_FILE: '{"status": "initializing"}'},
-    }
+    data = {TABLE_FILE: '{"status": "initializing"}'}
+    table = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": described, "data": data}
+    return [table] if request.options.kind == "npu" else []
 
 
 _ROWS = (
-    Kind("job", "batch", "v1", "jobs", _job, ("Complete",), ("Failed",)),
-    Kind("jobset", "jobset.x-k8s.io", "v1alpha2", "jobsets", _jobset, ("Completed",), ("Failed",)),
-    Kind("trainjob", "trainer.kubeflow.org", "v1alpha1", "trainjobs", _trainjob, ("Complete",), ("Failed",)),
-    Kind("vcjob", "batch.volcano.sh", "v1alpha1", "jobs", _vcjob, ("Completed",), ("Failed", "Aborted", "Terminated")),
-    Kind("acjob", "mindxdl.gitee.com", "v1", "ascendjobs", _acjob, ("Succeeded",), ("Failed",)),
+    Kind("job", "Job", "batch", "v1", "jobs", _job, ("Complete",), ("Failed",),
+         others=lambda request: [manifests.service(request)]),
+    Kind("jobset", "JobSet", "jobset.x-k8s.io", "v1alpha2", "jobsets", _jobset, ("Completed",), ("Failed",)),
+    Kind("trainjob", "TrainJob", "trainer.kubeflow.org", "v1alpha1", "trainjobs", _trainjob, ("Complete",),
+         ("Failed",)),
+    Kind("vcjob", "Job", "batch.volcano.sh", "v1alpha1", "jobs", _vcjob, ("Completed",),
+         ("Failed", "Aborted", "Terminated")),
+    Kind("acjob", "AscendJob", "mindxdl.gitee.com", "v1", "ascendjobs", _acjob, ("Succeeded",), ("Failed",),
+         others=_rank_table, metadata=_ascend_metadata),
 )  # fmt: skip
 KINDS = {kind.name: kind for kind in _ROWS}

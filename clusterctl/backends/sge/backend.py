@@ -113,9 +113,6 @@ class Sge(HostsQueue):
             )
         return Entry("DONE" if facts.get("exit_status") == "0" else self.failed)
 
-    def cancel(self, job: int) -> None:
-        self.ask("qdel", str(job))
-
     def requeue(self, run: RunDir, job: str) -> int:
         """Put the job back, or submit it again: one with several hosts may never start then (seen with 8.1.9)."""
         return BACK if self.options(run.read_record().job).nodes == 1 else super().requeue(run, job)

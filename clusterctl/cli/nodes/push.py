@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -206,12 +206,7 @@ def pull(
     chosen = selection.chosen()
     places = {node.name: pulling.pull_place(dest, node.name, node_path) for node in chosen.nodes}
     if dry_run:
-        rows = [{"node": name, "from": node_path, "to": str(path)} for name, path in places.items()]
-        return (
-            screen.show_json(rows)
-            if as_json
-            else screen.write("".join(f"{row['node']}: {node_path} -> {row['to']}\n" for row in rows))
-        )
+        return _show_places({name: (node_path, path) for name, path in places.items()}, as_json)
     _refuse_dest(dest)
     with connection.open(chosen) as connections, bar("pull") as drawn:
 
@@ -252,14 +247,19 @@ def _pull_outputs(run: RunDir, dest: Path, *, dry_run: bool, as_json: bool) -> N
         hint = f"its files are in {run.root}; for checkpoints: clusterctl checkpoint pull {run.run_id}"
         raise UsageError(f"{run.run_id} is a training, which has no working folder", hint)
     if dry_run:
-        rows = [{"node": name, "from": path, "to": str(dest / name)} for name, path in paths.items()]
-        lines = "".join(f"{row['node']}: {row['from']} -> {row['to']}\n" for row in rows)
-        return screen.show_json(rows) if as_json else screen.write(lines)
+        return _show_places({name: (path, dest / name) for name, path in paths.items()}, as_json)
     with options.connected_to(run) as connections:
         done = bring_outputs(run, connections, dest)
     show_pushed(
         [Outcome(node, done[node.name]) for node in record.cluster.nodes if node.name in done], as_json
     )
+
+
+def _show_places(places: Mapping[str, tuple[str, Path]], as_json: bool) -> None:
+    """Show what would be copied of each node, and where to."""
+    rows = [{"node": name, "from": path, "to": str(dest)} for name, (path, dest) in places.items()]
+    lines = "".join(f"{row['node']}: {row['from']} -> {row['to']}\n" for row in rows)
+    return screen.show_json(rows) if as_json else screen.write(lines)
 
 
 def _refuse_dest(dest: Path) -> None:
