@@ -96,11 +96,13 @@ def _by_tool(reply: NodeAnswers) -> Iterator[Finding]:
 def _files(reply: NodeAnswers) -> Iterator[Finding]:
     """Yield device files that this login may not open, and an adapter for RDMA that reads no GPU memory."""
     files, name = reply.found.device_files, reply.node.name
-    denied = [path for path, allowed in files.items() if not allowed]
+    # Those of other devices do not matter; a container's runtime opens them for it.
+    others = re.compile(f"/dev/(davinci|nvidia)(?!({'|'.join(map(str, reply.node.devices))})$)[0-9]+")
+    denied = [path for path, allowed in files.items() if not allowed and not others.fullmatch(path)]
     if denied:
         text = f"this login may not open {', '.join(denied[:4])}{' and more' if len(denied) > 4 else ''}"
         remedy, fix = remedy_for("Permission denied", "", "")
-        yield Finding("bad", name, text, remedy, "devices-access", fix)
+        yield Finding("warning", name, text, remedy, "devices-access", fix)
     if reply.found.rdma and reply.found.files.get("peermem", "") is None:
         text = "nvidia_peermem is not loaded: RDMA copies through the node's memory, unless the kernel has dma-buf"
         yield Finding("note", name, text, "load it", "rdma", "sudo modprobe nvidia_peermem")

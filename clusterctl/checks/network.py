@@ -207,10 +207,9 @@ def same_machine(answers: Sequence[NodeAnswers]) -> Iterator[Finding]:
         devices = [device for node in nodes for device in node.devices]
         if len(set(devices)) < len(devices):
             names = nodeset.fold(node.name for node in nodes)
-            level = "warning" if nodes[0].kind == "cpu" else "bad"
             text = f"{names} are one machine: each of its devices would get {len(nodes)} ranks"
             remedy = "keep one of the names in the inventory, or give each its own `devices`"
-            yield Finding(level, names, text, remedy, "machine", "hostname -f")
+            yield Finding("warning", names, text, remedy, "machine", "hostname -f")
 
 
 def without_address(answers: Sequence[NodeAnswers]) -> Iterator[Finding]:

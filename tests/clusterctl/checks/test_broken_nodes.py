@@ -130,11 +130,11 @@ ROWS = (
            {**smi("dcmi module initialize failed. ret is -8005", 255), "device_files": {}}),
     Broken("NPUs of another container", "npu", "devices", "bad", "-8020", "another container has its NPUs",
            smi("dcmi model initialized failed, because the device is used. ret is -8020", 255)),
-    Broken("a device file that is closed", "cuda", "devices-access", "bad", "this login may not open /dev/nvidia1",
+    Broken("a device file that is closed", "cuda", "devices-access", "warning", "this login may not open /dev/nvidia1",
            "give the user access to the device files", {"device_files": {**OPEN, "/dev/nvidia1": False}}),
-    Broken("an NPU's file that is closed", "npu", "devices-access", "bad", "may not open /dev/davinci_manager",
+    Broken("an NPU's file that is closed", "npu", "devices-access", "warning", "may not open /dev/davinci_manager",
            "HwHiAiUser", {"device_files": {**DAVINCI, "/dev/davinci_manager": False}}),
-    Broken("no permission for InfiniBand", "cuda", "devices-access", "bad", "may not open /dev/infiniband/uverbs0",
+    Broken("no permission for InfiniBand", "cuda", "devices-access", "warning", "may not open /dev/infiniband/uverbs0",
            "mode 0666", {"device_files": {**OPEN, "/dev/infiniband/uverbs0": False}}),
     # ---- the cards
     Broken("MIG", "cuda", "devices-state", "warning", "device [0,1) is divided by MIG", "turn MIG off",
@@ -236,7 +236,7 @@ ROWS = (
            table={("b", "connect"): Unreachable("b", "No route to host", "ping it")}),
     Broken("a firewall", "cpu", "master-port", "bad", "can't reach a at a", "firewalls",
            table={("b", "knock"): {"reached": False, "reason": "no answer within 3 s", "seconds": 3.0}}),
-    Broken("two names of one machine", "cuda", "machine", "bad", "each of its devices would get 2 ranks",
+    Broken("two names of one machine", "cuda", "machine", "warning", "each of its devices would get 2 ranks",
            "keep one of the names", table={("*", "hello"): {"boot_id": "5f1c"}}, where="a,b"),
     # ---- the network of NPUs
     Broken("no hccn.conf", "npu", "device-address", "warning", "device [0,2) has no address", "device_ips",
@@ -299,6 +299,11 @@ def test_doctor_names_node_fault_and_remedy_and_nothing_else(broken: Broken) -> 
     ], found
     assert broken.says in found[0].what, found[0]
     assert broken.remedy in found[0].remedy, found[0]
+
+
+def test_a_closed_file_of_a_device_that_is_not_used_does_not_matter() -> None:
+    closed = Broken("", "cuda", "", "", "", "", {"device_files": {**OPEN, "/dev/nvidia10": False}})
+    assert not [entry for entry in findings(closed) if not entry.is_sound]
 
 
 @pytest.mark.parametrize("kind", SOUND)
