@@ -67,15 +67,13 @@ class Bench:
             yield from self.warm(count)
         yield from self.ten()
 
-    def hostnames(self, count: int) -> dict[str, Method | str]:
+    def hostnames(self, count: int) -> dict[str, Method]:
         f = self.field
         cold = f.clusterctl("exec", f.names(count), "--", "hostname")
-        methods: dict[str, Method | str] = {OURS: lambda: self.named(cold, count)}
+        methods: dict[str, Method] = {OURS: lambda: self.named(cold, count)}
         for transport in ("paramiko", "openssh"):
             argv = f.clusterctl("exec", "--ssh", transport, f.names(count), "--", "hostname")
-            methods[f"{OURS} --ssh {transport}"] = self.if_known(
-                "exec", "--ssh", lambda a=argv: self.named(a, count)
-            )
+            methods[f"{OURS} --ssh {transport}"] = lambda a=argv: self.named(a, count)
         for setting in EXECS:
             methods[f"pdsh, {setting}"] = lambda s=setting: self.named(
                 self.pdsh(count, 32, "hostname"), count, s
@@ -93,14 +91,14 @@ class Bench:
         persist = f.clusterctl("exec", "--persist", "10m", f.names(count), "--", "hostname")
         options = " ".join(f.ssh_options("curve25519", masters=True))
         pdsh = self.pdsh(count, count, "hostname")
-        methods: dict[str, Method | str] = {
-            f"{OURS} --persist": self.if_known("exec", "--persist", lambda: self.named(persist, count)),
+        methods: dict[str, Method] = {
+            f"{OURS} --persist": lambda: self.named(persist, count),
             "pdsh over ControlMasters": lambda: self.counted(
                 f.run(pdsh, PDSH_SSH_ARGS_APPEND=options), count
             ),
         }
         for name, method in methods.items():
-            if callable(method) and not missing_tool(name):
+            if not missing_tool(name):
                 # This command opens the connections that stay open.
                 method()
         yield from self.compared("exec, warm", count, methods)
@@ -111,7 +109,7 @@ class Bench:
         count = min(64, max(self.sizes.nodes))
         f = self.field
         argv = [sys.executable, "-c", TEN, str(f.inventory), f.names(count)]
-        methods: dict[str, Method | str] = {f"{OURS}, whole process": lambda: f.run(argv)}
+        methods: dict[str, Method] = {f"{OURS}, whole process": lambda: f.run(argv)}
         for setting in EXECS:
             options = " ".join(f.ssh_options(setting))
             script = (
@@ -172,14 +170,10 @@ class Bench:
             if methods is ours:
                 self.verify(count)
 
-    def relayed(self, count: int, how: str) -> Method | str:
+    def relayed(self, count: int, how: str) -> Method:
         f = self.field
         argv = f.clusterctl("push", str(self.payload), f"{DEST}/payload", "-n", f.names(count))
-        return (
-            self.if_known("push", "--relay", lambda: f.run([*argv, "--relay", how]))
-            if how
-            else lambda: f.run(argv)
-        )
+        return lambda: f.run([*argv, *(["--relay", how] if how else [])])
 
     def verify(self, count: int) -> None:
         """Exit if the first or the last node has other bytes than the last push sent."""
@@ -200,13 +194,13 @@ class Bench:
             def lacking(count: int = count, last: str = last, size: int = size) -> int:
                 return f.lacking(count, f"tree/{last}", size)
 
-            methods: dict[str, Method | str] = {OURS: lambda a=push: f.run(a)}
+            methods: dict[str, Method] = {OURS: lambda a=push: f.run(a)}
             for setting in EXECS:
                 for name, method in self.copies(self.tree, count, setting).items():
                     methods[f"{name}, {setting}"] = method
             yield from self.compared("small files, cold", count, methods, before=f.clear, after=lacking)
             f.clear()
-            same: dict[str, Method | str] = {OURS: lambda a=push: f.run(a)}
+            same: dict[str, Method] = {OURS: lambda a=push: f.run(a)}
             for setting in EXECS:
                 method = self.copies(self.tree, count, setting)["rsync"]
                 same[f"rsync, {setting}"] = method
@@ -261,7 +255,7 @@ class Bench:
             return Sample(sample.wall, sample.cpu, int(counted(held) != total))
 
         ours = f.clusterctl("exec", f.names(count), "--", *command)
-        methods: dict[str, Method | str] = {OURS: lambda: lines(ours)}
+        methods: dict[str, Method] = {OURS: lambda: lines(ours)}
         for name, argv, options in self.printing(quoted):
             methods[name] = lambda a=argv, o=options: lines(a, PDSH_SSH_ARGS_APPEND=o)
         yield from self.rated(self.compared("lines", count, methods), total)
@@ -301,7 +295,7 @@ class Bench:
             sample = f.run(["sh", "-c", script], output=screen, PDSH_SSH_ARGS_APPEND=options)
             return Sample(sample.wall, sample.cpu, int(not counted(screen) == counted(kept) == total))
 
-        methods: dict[str, Method | str] = {OURS: ours}
+        methods: dict[str, Method] = {OURS: ours}
         for name, argv, options in self.printing(quoted):
             methods[name] = lambda a=argv, o=options: peer(a, o)
         yield from self.rated(self.compared("logs", count, methods), total)
@@ -372,12 +366,12 @@ class Bench:
             f.write_inventory(same, nodes)
             for row, inventory in (("storm, one sshd", same), ("storm, one bastion", behind)):
                 argv = f.clusterctl("exec", "all", "--", "hostname", inventory=inventory)
-                methods: dict[str, Method | str] = {OURS: lambda a=argv: self.counted(f.run(a), count)}
+                methods: dict[str, Method] = {OURS: lambda a=argv: self.counted(f.run(a), count)}
                 if inventory is same:
                     methods.update(self.storm_peers(addresses))
                 yield from self.compared(row, count, methods, runs=runs)
 
-    def storm_peers(self, addresses: Sequence[str]) -> dict[str, Method | str]:
+    def storm_peers(self, addresses: Sequence[str]) -> dict[str, Method]:
         """Return pdsh and clush for the same sshd."""
         f, count = self.field, len(addresses)
         options = " ".join([*f.ssh_options(EXECS[1]), "-p", str(OneDefaultSshd.PORT)])
@@ -419,23 +413,18 @@ class Bench:
         self,
         row: str,
         count: int,
-        methods: dict[str, Method | str],
+        methods: dict[str, Method],
         *,
         runs: int | None = None,
         before: Callable[[], None] = lambda: None,
         after: Callable[[], int] = lambda: 0,
     ) -> list[Measured]:
         """Measure all methods in turn for every run, so that a slow minute affects all of them."""
-        found = {
-            name: Measured(
-                row, count, name, missing=method if isinstance(method, str) else missing_tool(name)
-            )
-            for name, method in methods.items()
-        }
+        found = {name: Measured(row, count, name, missing=missing_tool(name)) for name in methods}
         for turn in range(runs or self.sizes.runs):
             self.log(f"    {row}, {count} nodes, turn {turn + 1}")
             for name, method in methods.items():
-                if isinstance(method, str) or found[name].missing:
+                if found[name].missing:
                     continue
                 before()
                 self.field.forget_words()
@@ -445,11 +434,6 @@ class Bench:
                     self.log(f"    {name}: {failed} failed: {self.field.last_words()}")
                 found[name].samples.append(Sample(sample.wall, sample.cpu, failed, sample.output[-200:]))
         return list(found.values())
-
-    def if_known(self, verb: str, option: str, method: Method) -> Method | str:
-        """Return `method` if this version of clusterctl has the option, else the reason why not."""
-        shown = self.field.run([*self.field.clusterctl(verb)[:2], "--help"], COLUMNS="200").output
-        return method if option.encode() in shown else f"this version has no {option}"
 
     def pdsh(self, count: int, fanout: int, command: str) -> list[str]:
         return ["pdsh", "-R", "ssh", "-f", str(fanout), "-w", self.field.addresses(count), command]

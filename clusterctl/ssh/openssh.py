@@ -22,6 +22,7 @@ from clusterctl.settings import environment
 from clusterctl.ssh import host_keys
 from clusterctl.ssh.config import Route, chain, route_to
 from clusterctl.ssh.config_query import Configuration
+from clusterctl.ssh.gateways import HANDSHAKES_AT_ONCE, REMEMBERED
 from clusterctl.ssh.host_keys import HostKey, SeenKey
 from clusterctl.ssh.known_hosts import Recorder
 from clusterctl.ssh.openssh_child import ENDING, Child, ChildStream, Logs
@@ -315,12 +316,6 @@ def _keys_in(path: Path) -> list[HostKey]:
     return [host_keys.host_key(*line.split()[1:3]) for line in lines if len(line.split()) >= 3]
 
 
-# Simultaneous handshakes; sshd by default starts to drop connections at 10.
-AT_ONCE = 8
-# Seconds for which other nodes do not try a gateway that has failed.
-REMEMBERED = 10.0
-
-
 class LoginQueue:
     """Limits the logins to one server.
 
@@ -329,7 +324,7 @@ class LoginQueue:
     """
 
     def __init__(self) -> None:
-        self._places = threading.Semaphore(AT_ONCE)
+        self._places = threading.Semaphore(HANDSHAKES_AT_ONCE)
         self._first = threading.Lock()
         self._open = threading.Event()
         self._failed: NodeError | None = None
