@@ -397,6 +397,33 @@ def test_packages_do_not_grow() -> None:
     assert not {name: count - BUDGET[name] for name, count in lines.items() if count > BUDGET[name]}
 
 
+# Modules of decisions: functions of a state, an event and the time, which tests run under a virtual clock.
+DECISIONS = ["clusterctl/agent/ranks/decide.py", "clusterctl/runs/decide/*.py", "clusterctl/jobs/restarts.py"]
+# They may import values of the standard library alone.
+OF_VALUES = {"__future__", "collections", "dataclasses", "enum", "re", "typing"}
+
+
+def test_decisions_read_no_clock_and_no_file() -> None:
+    paths = [path for pattern in DECISIONS for path in sorted(ROOT.glob(pattern))]
+    assert len(paths) > len(DECISIONS)
+    for path in paths:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {
+            (node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+            for alias in node.names
+        }
+        foreign = {name for name in names if name.split(".")[0] not in OF_VALUES | {"clusterctl"}}
+        assert not foreign, (path, foreign)
+        called = {
+            node.func.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        assert "open" not in called, path
+
+
 # Names of local variables that say nothing about the value.
 VAGUE = {"one", "there", "what", "told", "asked", "said", "heard", "whom", "laid", "look", "looks"}
 # Parts of class and function names that belong to no field of engineering.

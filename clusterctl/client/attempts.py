@@ -251,10 +251,11 @@ class InJob:
         """Continue from the newest checkpoint, on the nodes that the job has now."""
         from clusterctl.jobs.parts.notify import program_problem
         from clusterctl.jobs.phase import Phase
+        from clusterctl.runs.decide.attempt import StopRequest
         from clusterctl.runs.prepare.elsewhere import resume_on
         from clusterctl.runs.query import query_nodes
         from clusterctl.runs.state import RunState, write_state
-        from clusterctl.runs.stop import StopRequest, stop_nodes
+        from clusterctl.runs.stop import stop_nodes
 
         run, cluster = self.run, self.cluster
         record = run.read_record()
@@ -310,6 +311,8 @@ class Reports:
     """Returns what is called with the name of each phase and what it did."""
     stop: Callable[[RunDir, Connections, BaseException], object]
     """Ends what was started before the interrupt."""
+    clear: Callable[[RunDir], object] = lambda run: None
+    """Starts a process that ends ranks on nodes which a failed start could not reach any more."""
 
 
 def begin(
@@ -323,9 +326,12 @@ def begin(
         with reports.phases(connections) as tell:
             has_started = attempt.start(connections, tell)
         then()
-    except (KeyboardInterrupt, SystemExit) as interrupt:
+    except BaseException as problem:
         if attempt.run.record.exists():
-            reports.stop(attempt.run, connections, interrupt)
+            if isinstance(problem, (KeyboardInterrupt, SystemExit)):
+                reports.stop(attempt.run, connections, problem)
+            if attempt.run.read_record().abandoned:
+                reports.clear(attempt.run)
         raise
     return has_started
 

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 
+from clusterctl.client import launcher
 from clusterctl.client.attempts import Launch, Reports, Resume, start_and_control
 from clusterctl.client.handover import Starter
 from clusterctl.client.interrupt import stop_interrupted
@@ -49,7 +50,9 @@ def _control(work: Launch | Resume | RunDir, reach: Reach, starter: Starter) -> 
         return
     with reach.connect(work.reached) as connections:
         silently = functools.partial(stop_interrupted, note=lambda text: None)
-        reports = Reports(lambda _: contextlib.nullcontext(starter.report), silently)
+        reports = Reports(
+            lambda _: contextlib.nullcontext(starter.report), silently, lambda run: launcher.start(run, reach)
+        )
         start_and_control(work, connections, starter, reports)
 
 

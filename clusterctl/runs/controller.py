@@ -8,7 +8,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job_check
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import Abandoned, RunRecord
-from clusterctl.jobs.restarts import Decision, Failure, History, Restart, decide, membership
+from clusterctl.jobs.restarts import Failure, History, Restart
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.logs.store import last_lines
 from clusterctl.runs import abandoned
@@ -29,21 +29,39 @@ from clusterctl.runs import start as runs
 from clusterctl.runs.carry import Carrier
 from clusterctl.runs.causes.cause import read_cause, record_end
 from clusterctl.runs.causes.patterns import PORT_PASSES
+from clusterctl.runs.decide.attempt import PATIENCE, StopRequest
+from clusterctl.runs.decide.run import (
+    STOPPED,
+    Announce,
+    CheckSpares,
+    Clear,
+    Conclusion,
+    Ended,
+    Members,
+    ReadMembers,
+    Start,
+    Step,
+    Wait,
+    Watch,
+    choose,
+    control,
+)
 from clusterctl.runs.finish import conclude, ended
 from clusterctl.runs.notify import Notifier
 from clusterctl.runs.prepare.stage import Stored, Tell
 from clusterctl.runs.query import query_nodes
 from clusterctl.runs.state import RunState, end_half_line, write_state
-from clusterctl.runs.stop import StopRequest, stop_nodes
+from clusterctl.runs.stop import send_stop, stop_nodes
 from clusterctl.runs.watching.roller import Roller
 from clusterctl.runs.watching.stall import Stragglers
 from clusterctl.runs.watching.updates import Update
-from clusterctl.runs.watching.watch import PATIENCE, RunWatcher
+from clusterctl.runs.watching.watch import RunWatcher
 from clusterctl.text import plural
 from clusterctl.wire.typed_json import BadValue, decode
 
 if TYPE_CHECKING:
     from clusterctl.jobs.run_lines import Event
+    from clusterctl.transport.connection import Connection
     from clusterctl.transport.fanout import Connections
 
 # Seconds between two attempts to end leftover processes on abandoned nodes.
@@ -74,8 +92,8 @@ class Control:
         # If nodes copy checkpoints to each other or to a store, or share a disk, no copy on this machine is needed.
         alone = not self.copiers and not shared_folder(record)
         self.carrier = Carrier(run, connections) if moves and alone and self.job.train is not None else None
-        # Why the last attempt could not start.
-        self.refused = ""
+        # How the last attempt ended, and the nodes on which its ranks may still run.
+        self.state, self.left = RunState(Phase.UNKNOWN, {}), frozenset[str]()
         # Two threads write the record: the one for abandoned nodes, and this one at a restart.
         self.writing = threading.Lock()
         # Whether the controller ended the attempt in order to use more nodes.
@@ -89,26 +107,54 @@ class Control:
             copier.start()
         if reason := self._missing_variables():
             yield self._note(reason)
+        process, result = control(self.policy, self._history(), self._fits), None
         try:
             while True:
-                state = yield from self._attempt()
-                decision = self._decide(state)
-                if not decision.again:
-                    return self._conclude(state, decision)
-                yield Update(note=decision.why)
-                while decision.again and not self._restart(state, decision):
-                    failed = replace(state, failure=None, phase=Phase.FAILED)
-                    decision = self._decide(failed, f"the next attempt could not start: {self.refused}")
-                    yield Update(note=decision.why)
-                if not decision.again:
-                    return self._conclude(state, decision)
-                self.started = True
+                step = process.send(result)
+                if isinstance(step, Watch):
+                    result = yield from self._watch()
+                else:
+                    result = self._carry_out(step)
+                    if isinstance(step, Announce) and not result:
+                        yield Update(note=step.decision.why)
+        except StopIteration as end:
+            self._conclude(end.value)
         finally:
             self.closed.set()
             if self.carrier:
                 self.carrier.close()
             for copier in self.copiers:
                 copier.close()
+
+    def _carry_out(self, step: Step) -> Any:
+        """Do one step that shows nothing; return its result."""
+        match step:
+            case Announce():
+                return self._announce(step)
+            case Wait():
+                write_state(self.run, replace(self.state, phase=Phase.RESTARTING, verdict=step.why))
+                return self._wait(step.seconds)
+            case ReadMembers():
+                record = self.run.read_record()
+                return Members(record.cluster.nodes, record.spares, record.full_size)
+            case Clear():
+                return self._clear(step.nodes)
+            case CheckSpares():
+                record = self.run.read_record()
+                stored = Stored(record.code_paths, record.data_paths)
+                return self._answering(step.nodes, lambda node, link: runs.check_stored(node, link, stored))
+            case Start():
+                return self._start(step)
+
+    def _watch(self) -> Generator[Update, None, Ended]:
+        """Watch one attempt to its end; return how it ended."""
+        self.state = state = yield from self._attempt()
+        self.started = True
+        silent = frozenset(state.unreachable)
+        if state.phase is Phase.FINISHED:
+            return Ended(None)
+        grows = self.growing.is_set() and state.phase is Phase.STOPPED and not self.run.stop_asked.exists()
+        return Ended(Failure("") if grows else self._failure(state), silent, silent | self.left, grows)
 
     def _attempt(self) -> Any:
         """Watch one attempt to its end; return how it ended."""
@@ -134,7 +180,8 @@ class Control:
             if saved and self.policy.grow == "checkpoint":
                 threading.Thread(target=self._grow, daemon=True, name="grow").start()
             yield update
-        lost = [name for name, phase in watch.ends.items() if phase is Phase.LOST]
+        lost = [name for name, phase in watch.state.ends.items() if phase is Phase.LOST]
+        self.left = watch.state.left
         state = ended(self.run, self.connections, watch.gone, lost, watch.reports)
         return replace(state, unreachable={**state.unreachable, **watch.nameless})
 
@@ -169,35 +216,28 @@ class Control:
 
     # -- after the end of an attempt
 
-    def _decide(self, state: RunState, subject: str = "") -> Decision:
-        if state.phase is Phase.FINISHED:
-            return Decision(False, "")
-        history = self._history()
-        if self.growing.is_set() and state.phase is Phase.STOPPED and not self.run.stop_asked.exists():
-            # This is not a failure, so it does not count as a restart.
-            return Decision(True, "", history=history)
-        decision = decide(self.policy, history, self._failure(state, subject))
-        if decision.again and (reason := self._missing_variables()):
-            # The next attempt would fail to start, again and again: this does not count as a restart.
-            return Decision(False, f"not restarted: {reason}", history=history)
-        if decision.again:
-            why = decision.why
-            kind = "restart" if decision.history.restarts > history.restarts else "new_port"
-            self.run.add_event(kind, why=why, text=why, wait=decision.wait, **asdict(decision.history))
-            self.notify("restart", why)
-        return decision
+    def _announce(self, step: Announce) -> str:
+        if reason := self._missing_variables():
+            return reason
+        decision = step.decision
+        kind = "restart" if decision.history.restarts > step.before.restarts else "new_port"
+        self.run.add_event(
+            kind, why=decision.why, text=decision.why, wait=decision.wait, **asdict(decision.history)
+        )
+        self.notify("restart", decision.why)
+        return ""
 
-    def _failure(self, state: RunState, subject: str) -> Failure:
+    def _failure(self, state: RunState) -> Failure:
         record, first = self.run.read_record(), state.failure
         gone = [name for name, phase in state.nodes.items() if phase is Phase.LOST]
-        cause = None if subject else record_end(self.run, state)
+        cause = record_end(self.run, state)
         log = ""
         if first:
             log = "\n".join(last_lines(self.run.log(first.node, first.rank, "err", record.attempt), 20))
         started = [event for event in self.run.event_lines() if event.kind == "started"]
         port = started[-1].facts.get("port") if started and not self.job.master_port else None
         return Failure(
-            what=subject or (cause.title if cause else state.phase),
+            what=cause.title if cause else state.phase,
             step=(state.step.step or 0) if state.step else 0,
             seconds=time.time() - started[-1].time if started else 0.0,
             trains=self.job.train is not None,
@@ -209,12 +249,9 @@ class Control:
             and f"{port}" in re.findall(r"\d+", log),
             mistaken=bool(first and first.world),
             stopped=state.phase is Phase.STOPPED or self.run.stop_asked.exists(),
-            awaited=not self._replaceable() and any(name in state.unreachable for name in gone),
+            awaited=not (record.spares or self.policy.min_nodes is not None)
+            and any(name in state.unreachable for name in gone),
         )
-
-    def _replaceable(self) -> bool:
-        """Return True if the run can continue without a lost node."""
-        return bool(self.run.read_record().spares) or self.policy.min_nodes is not None
 
     def _history(self) -> History:
         """Return the failures since a user started or resumed the run, from its events."""
@@ -226,19 +263,20 @@ class Control:
                 history = history_of(event)
         return history
 
-    def _conclude(self, state: RunState, decision: Decision) -> None:
+    def _conclude(self, end: Conclusion) -> None:
+        state = self.state
         if self.run.stop_asked.exists() and state.phase is not Phase.FINISHED:
             state = replace(state, phase=Phase.STOPPED)
         for copier in self.copiers:
             if copier.after_failures or state.phase in (Phase.FINISHED, Phase.STOPPED):
                 copier.finish()
         with self.writing:
-            abandoned.note(self.run, state.unreachable)
-        state = conclude(self.run, self.connections, replace(state, verdict=decision.why))
+            abandoned.note(self.run, end.attempt.left)
+        state = conclude(self.run, self.connections, replace(state, verdict=end.verdict))
         cause = read_cause(self.run) if state.phase is not Phase.FINISHED else None
         self.notify(
             "failed" if state.phase is Phase.LOST else state.phase.value,
-            cause.title if cause else decision.why or state.phase.value,
+            cause.title if cause else end.verdict or state.phase.value,
         )
         self.notify.close()
 
@@ -256,33 +294,27 @@ class Control:
             f" set it and use `clusterctl attach --take-over {self.run.run_id}`"
         )
 
-    def _restart(self, state: RunState, decision: Decision) -> bool:
-        """Wait, choose the nodes and start; return False if that failed, or if the user asked to stop the run."""
-        waiting = replace(state, phase=Phase.RESTARTING, verdict=decision.why)
-        write_state(self.run, waiting)
-        self.refused = "it was stopped"
-        if not self._wait(decision.wait):
-            return False
-        cluster = self.run.read_record().cluster
-        nodes, spares = self._membership(self._lost(cluster.nodes, state.unreachable))
+    def _start(self, step: Start) -> str:
+        """Start the next attempt; return why that failed, or ""."""
         before = self.run.read_record()
+        cluster, nodes = before.cluster, step.nodes
         try:
             with self.writing:
-                self._move(cluster.nodes, nodes, spares)
+                self._move(cluster.nodes, nodes, step.spares)
                 # The files of a lost node are missing from its checkpoints; the copies on this machine are complete.
                 lost = {node.name for node in cluster.nodes} - {node.name for node in nodes}
                 moved = bool(lost) or nodes[0].name != cluster.nodes[0].name
                 put = self.carrier.put if self.carrier and moved else lambda made: None
-                cluster = replace(cluster, nodes=tuple(nodes))
-                runs.start_next(self.run, cluster, self.connections, lambda *_: None, put)
+                runs.start_next(
+                    self.run, replace(cluster, nodes=nodes), self.connections, lambda *_: None, put
+                )
         except ClusterctlError as error:
-            self.refused = error.message
             # A spare on which no rank started becomes a spare again.
             if self.run.read_record().attempt == before.attempt:
                 self.run.write_record(before)
-            write_state(self.run, waiting)
-            return False
-        return True
+            write_state(self.run, replace(self.state, phase=Phase.RESTARTING))
+            return STOPPED if self.run.stop_asked.exists() else error.message
+        return ""
 
     def _wait(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -293,44 +325,40 @@ class Control:
             time.sleep(min(left, 0.1))
         return False
 
-    def _lost(self, nodes: Sequence[Node], silent: Collection[str]) -> set[str]:
-        """End leftover processes of the previous attempt on every node; return the names of nodes that do not answer.
+    def _clear(self, nodes: Sequence[Node]) -> set[str]:
+        """End leftover processes of the previous attempt on nodes; return the names of those that answered."""
+        record = self.run.read_record()
 
-        A lost node is contacted again only if no other node can replace it: connecting to a dead machine takes 10 s or
-        more.
-        """
-        record, replaceable = self.run.read_record(), self._replaceable()
-        candidates = [node for node in nodes if not (replaceable and node.name in silent)]
-
-        def clear(node: Node, link: Any) -> None:
+        def clear(node: Node, link: Connection) -> None:
             link.call(
                 "stop", {"run_dir": record.run_dirs[node.name], "attempt": record.attempt, "grace": 0.0}
             )
 
-        outcomes = self.connections.on_each(candidates, clear)
-        answered = {outcome.node.name for outcome in outcomes if outcome.ok}
-        return {node.name for node in nodes} - answered
+        return self._answering(nodes, clear)
 
-    def _membership(self, lost: set[str]) -> tuple[list[Node], list[Node]]:
-        record = self.run.read_record()
-        cluster, spares, full = record.cluster, list(record.spares), record.full_size
+    def _answering(self, nodes: Sequence[Node], work: Callable[[Node, Connection], None]) -> set[str]:
+        return {outcome.node.name for outcome in self.connections.on_each(nodes, work) if outcome.ok}
 
-        def fits(nodes: Sequence[Node]) -> bool:
-            try:
-                # A command of `notify` that is gone meanwhile is no reason against a node.
-                job = replace(self.job, notify="")
-                job_check.check(job, replace(cluster, nodes=tuple(nodes)))
-            except InputFaults:
-                return False
-            return bool(nodes)
+    def _fits(self, nodes: Sequence[Node]) -> bool:
+        """Return True if the job can run on these nodes."""
+        cluster = replace(self.run.read_record().cluster, nodes=tuple(nodes))
+        try:
+            # A command of `notify` that is gone meanwhile is no reason against a node.
+            job_check.check(replace(self.job, notify=""), cluster)
+        except InputFaults:
+            return False
+        return bool(nodes)
 
-        if lost or len(cluster.nodes) < full:
-            stored = Stored(record.code_paths, record.data_paths)
-            outcomes = self.connections.on_each(
-                spares, lambda node, link: runs.check_stored(node, link, stored)
-            )
-            lost = lost | {outcome.node.name for outcome in outcomes if not outcome.ok}
-        return membership(cluster.nodes, spares, lost, self.policy.min_nodes, fits, full)
+    def _chosen(self) -> tuple[Sequence[Node], Sequence[Node]]:
+        """Return the nodes of an attempt that could start now, and the spares that are left."""
+        process = choose(self._carry_out(ReadMembers()), set(), self.policy, self._fits)
+        result = None
+        try:
+            while True:
+                result = self._carry_out(process.send(result))
+        except StopIteration as end:
+            nodes, spares = end.value
+            return nodes, spares
 
     def _grow(self) -> None:
         """End an attempt that has fewer nodes than the run began with, if the next one can have more."""
@@ -339,7 +367,7 @@ class Control:
         if self.growing.is_set() or len(nodes) >= record.full_size or not record.spares:
             return
         with contextlib.suppress(ClusterctlError):
-            more = len(self._membership(set())[0]) - len(nodes)
+            more = len(self._chosen()[0]) - len(nodes)
             if more > 0:
                 self.growing.set()
                 self._note(
@@ -377,7 +405,7 @@ class Control:
         def chosen() -> Cluster:
             abandoned.clear(self.run, self.connections)
             before.append(self.run.read_record())
-            nodes, spares = self._membership(set())
+            nodes, spares = self._chosen()
             self._move(cluster.nodes, nodes, spares)
             return replace(cluster, nodes=tuple(nodes))
 
@@ -407,5 +435,6 @@ def stop_half_started(run: RunDir, connections: Connections) -> RunState | None:
     answered = (name for name in state.nodes if name not in state.unreachable)
     if not any(state.nodes[name] is Phase.UNKNOWN for name in answered):
         return None
-    stop_nodes(connections, run.read_record().cluster.nodes, run, StopRequest(0.0))
-    return replace(state, phase=Phase.FAILED)
+    outcomes = send_stop(connections, run.read_record().cluster.nodes, run, StopRequest(0.0))
+    missed = {outcome.node.name: str(outcome.error) for outcome in outcomes if not outcome.ok}
+    return replace(state, phase=Phase.FAILED, unreachable={**state.unreachable, **missed})

@@ -23,6 +23,8 @@ from clusterctl.jobs.parts.saving import saving_of
 from clusterctl.jobs.phase import Phase
 from clusterctl.jobs.record import FORMAT, RunRecord
 from clusterctl.jobs.run_folder import NodeFiles, RunDir, new_run
+from clusterctl.runs import abandoned
+from clusterctl.runs.decide.attempt import StopRequest
 from clusterctl.runs.prepare import node_facts
 from clusterctl.runs.prepare.setups import run_setups
 from clusterctl.runs.prepare.stage import (
@@ -36,7 +38,7 @@ from clusterctl.runs.prepare.stage import (
 from clusterctl.runs.prepare.work import WorkFolders
 from clusterctl.runs.query import current_state
 from clusterctl.runs.state import RunState, end_half_line, write_state
-from clusterctl.runs.stop import StopRequest, stop_nodes
+from clusterctl.runs.stop import send_stop
 from clusterctl.storage.address import parse_address
 from clusterctl.storage.client import check_access
 from clusterctl.storage.credentials import access_to
@@ -250,7 +252,9 @@ def start_all(
         tell("start", subject + (f", attempt {made.facts.attempt}" if made.facts.attempt > 1 else ""))
     except BaseException as problem:
         run.add_event("start_failed", reason=str(problem))
-        stop_nodes(connections, nodes, run, StopRequest(0.0))
+        outcomes = send_stop(connections, nodes, run, StopRequest(0.0))
+        # Ranks may have started on a node that does not answer any more.
+        abandoned.note(run, [outcome.node.name for outcome in outcomes if not outcome.ok])
         raise
 
 

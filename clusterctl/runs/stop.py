@@ -7,19 +7,20 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import ClusterctlError, StopIncomplete, UsageError
 from clusterctl.inventory.nodeset import fold
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs import abandoned
+from clusterctl.runs.decide.attempt import StopRequest
+from clusterctl.runs.decide.run import stop
 from clusterctl.text import rank_text
 from clusterctl.transport.fanout import raise_failures
 
 if TYPE_CHECKING:
     from clusterctl.inventory.cluster import Node
     from clusterctl.jobs.record import RunRecord
-    from clusterctl.runs.watching.stall import Hang
     from clusterctl.transport.connection import Connection
     from clusterctl.transport.fanout import Connections, Outcome
 
@@ -28,33 +29,33 @@ if TYPE_CHECKING:
 SETTLE = 15.0
 
 
-@dataclass(frozen=True)
-class StopRequest:
-    """How the ranks of a run are ended."""
-
-    grace: float
-    abort: bool = False
-    """Let ranks that can write their stacks do so at their end."""
-    hang: Hang | None = None
-    """Recorded as the failure of its node."""
-
-
 def stop_run(run: RunDir, connections: Connections, grace: float | None = None) -> dict[str, int]:
     """Stop a run on every node; return how many processes are left on each, which should be 0.
 
     Only the record of the run is needed: all other files of its folder may be damaged, and its disk full. Raise
     StopIncomplete if a node does not answer; the run's controller stops that node when it answers again.
     """
-    unrecorded = "" if run.phase().is_final else request_stop(run, grace)
-    while True:
-        record = run.read_record()
-        outcomes = send_stop(connections, record.cluster.nodes, run, StopRequest(_grace(record, grace)))
-        missed = [outcome.node.name for outcome in outcomes if not outcome.ok]
-        if not missed:
-            _wait_for_controller(run)
-        # Another attempt may have begun just before the stop was requested.
-        if run.read_record().attempt == record.attempt:
-            break
+    unrecorded = ""
+    outcomes: Sequence[Outcome[int]] = ()
+    process = stop(run.phase().is_final)
+    result: Any = None
+    record = run.read_record()
+    try:
+        while True:
+            match process.send(result):
+                case "record":
+                    unrecorded = request_stop(run, grace)
+                case "attempt":
+                    record = run.read_record()
+                    result = record.attempt
+                case "send":
+                    request = StopRequest(_grace(record, grace))
+                    outcomes = send_stop(connections, record.cluster.nodes, run, request)
+                    result = [outcome.node.name for outcome in outcomes if not outcome.ok]
+                case "await":
+                    _wait_for_controller(run)
+    except StopIteration as end:
+        missed: list[str] = end.value
     with suppress(OSError):
         abandoned.clear(run, connections)
     if missed:

@@ -24,9 +24,10 @@ from clusterctl.agent.processes import (
     state_letter,
 )
 from clusterctl.agent.ranks.conflicts import conflicts, one_start_at_a_time
+from clusterctl.agent.ranks.decide import Seen, Stopping
+from clusterctl.agent.ranks.decide import stop as decide_stop
 from clusterctl.agent.records import (
     FINAL,
-    PATIENCE,
     AttemptFiles,
     Records,
     blank_secrets,
@@ -41,8 +42,6 @@ from clusterctl.agent.request import Refused, Request
 LEAVING = 2.0
 # Seconds that a supervisor has to report that it has started, or why it has not.
 STARTING = 60.0
-# Seconds without a heartbeat after which `stop` kills a supervisor: its longest pause is that of writing stacks.
-UNRESPONSIVE = 15.0
 # Limit of bytes of a supervisor's first line, and of its log in an error.
 LONGEST_LINE = 1 << 16
 
@@ -299,58 +298,51 @@ def stop(request: Request) -> Dict[str, Any]:
     """
     run_dir, attempt = request.path("run_dir"), request.need("attempt", int)
     grace = float(request.params.get("grace", GRACE))
-    files = AttemptFiles(run_dir, attempt)
-    spec, supervisor = read_json(files.spec), read_json(files.supervisor)
-    if (read_json(files.node) or {}).get("state") not in FINAL:
-        os.makedirs(files.root, mode=0o700, exist_ok=True)
-        # Do this first: a start in progress, or a supervisor that is just starting, then sees the file and ends.
-        options = {name: request.params[name] for name in ("abort", "hang") if request.params.get(name)}
-        # If the disk is full, the signal below is enough.
-        Records().write(files.stop, {"grace": grace, **options, "asked": time.time()})
+    files, state = AttemptFiles(run_dir, attempt), Stopping(grace)
+    while not request.cancelled.is_set():
+        supervisor = read_json(files.supervisor)
+        state, actions = decide_stop(state, _seen(files, supervisor), time.monotonic())
+        for action in actions:
+            if action == "record":
+                _record_stop(files, request, grace)
+            elif action == "sweep":
+                _stop_without_supervisor(files, read_json(files.spec) or {}, grace)
+            elif supervisor and action == "terminate":
+                # A process that was stopped takes SIGTERM only after it is continued.
+                signal_recorded(supervisor, signal.SIGTERM, signal.SIGCONT)
+            elif supervisor and action == "kill":
+                signal_recorded(supervisor, signal.SIGKILL)
+        if state.stage == "answered":
+            break
+        time.sleep({"waiting": 0.02, "killed": 0.2}.get(state.stage, 0.0))
+    spec = read_json(files.spec)
     if spec is None:
         return {"left": 0, "state": None}
-    stuck = (
-        _end_supervisor(files, supervisor, grace, request) if supervisor and is_alive(supervisor) else None
-    )
-    node = read_json(files.node) or {}
-    gone = supervisor is None or stuck is not None or not is_alive(supervisor)
-    if gone and node.get("state") not in FINAL:
-        _stop_without_supervisor(files, spec, grace)
     blank_secrets(files, spec)
     node = read_json(files.node) or {}
-    if stuck:
-        node["unresponsive"] = stuck
+    if state.stuck:
+        node["unresponsive"] = {"silent": state.stuck.silent, "process": state.stuck.process}
         write_json(files.node, node)
     left = node.get("left")
     others = len(left) if isinstance(left, list) else 0
     return {"left": len(marked(marker_of(spec))) + others, "state": node.get("state")}
 
 
-def _end_supervisor(
-    files: AttemptFiles, supervisor: Dict[str, Any], grace: float, request: Request
-) -> Optional[Dict[str, Any]]:
-    """Ask a supervisor to end its ranks and wait for its exit; kill it if it does not respond.
+def _seen(files: AttemptFiles, supervisor: Optional[Dict[str, Any]]) -> Seen:
+    """Return what a request to stop sees now."""
+    lives = supervisor is not None and is_alive(supervisor)
+    more = responsiveness(files, supervisor) if lives and supervisor else {"silent": None, "process": ""}
+    return Seen(os.path.exists(files.spec), lives, (read_json(files.node) or {}).get("state"), **more)
 
-    Returns its responsiveness before that, if it did not respond then.
+
+def _record_stop(files: AttemptFiles, request: Request, grace: float) -> None:
+    """Record a request to stop: a start in progress, or a supervisor that is just starting, sees it and ends.
+
+    If the disk is full, the signal to the supervisor is enough.
     """
-    before = responsiveness(files, supervisor)
-    stuck = before if before["process"] in ("T", "t") or (before["silent"] or 0.0) > UNRESPONSIVE else None
-    # A process that was stopped takes SIGTERM only after it is continued.
-    signal_recorded(supervisor, signal.SIGTERM, signal.SIGCONT)
-    began = time.monotonic()
-    while is_alive(supervisor) and not request.cancelled.is_set():
-        now = time.monotonic()
-        silent = now - max(read_beat(files.beat) or 0.0, began)
-        if now - began > grace + UNRESPONSIVE + PATIENCE:
-            break
-        if silent > UNRESPONSIVE:
-            stuck = stuck or responsiveness(files, supervisor)
-            signal_recorded(supervisor, signal.SIGKILL)
-            # A supervisor that hangs in a system call ends only when the call returns; its ranks need not wait for it.
-            time.sleep(0.2)
-            break
-        time.sleep(0.02)
-    return stuck
+    os.makedirs(files.root, mode=0o700, exist_ok=True)
+    options = {name: request.params[name] for name in ("abort", "hang") if request.params.get(name)}
+    Records().write(files.stop, {"grace": grace, **options, "asked": time.time()})
 
 
 def _stop_without_supervisor(files: AttemptFiles, spec: Dict[str, Any], grace: float) -> None:

@@ -12,7 +12,7 @@ from clusterctl.agent import compact_json
 from clusterctl.agent.frames import CHUNK, StreamEnded
 from clusterctl.agent.holes import read
 from clusterctl.agent.processes import state_letter
-from clusterctl.agent.ranks.attempts import read_node, read_state
+from clusterctl.agent.ranks.attempts import STARTING, read_node, read_state
 from clusterctl.agent.ranks.changes import Changes
 from clusterctl.agent.records import FINAL, AttemptFiles, read_beat, read_json
 from clusterctl.agent.request import Refused, Request
@@ -169,6 +169,9 @@ class _Attempt:
                 self._note_beat(supervisor)
                 # Determined before the last check of the files, so that nothing is missed.
                 state = _end_of(node or {})
+                if supervisor is None and time.monotonic() - began > STARTING:
+                    # A controller died while it started the attempt, and nobody starts it here any more.
+                    state = "lost"
                 failure = (node or {}).get("first_failure")
                 if failure and not failed:
                     failed = True

@@ -10,12 +10,13 @@ import select
 import signal
 import subprocess
 import time
-from typing import Any, Dict, List, Optional
+from collections import deque
+from typing import Any, Deque, Dict, Iterator, List, Optional
 
 from clusterctl.agent import compact_json
 from clusterctl.agent.holes import trim
 from clusterctl.agent.processes import GRACE, end_all, identity
-from clusterctl.agent.ranks import containers
+from clusterctl.agent.ranks import containers, decide
 from clusterctl.agent.ranks.descendants import adopted, become_subreaper, names_of, reap_adopted
 from clusterctl.agent.ranks.device_locks import DeviceLocks
 from clusterctl.agent.ranks.hangs import Steps, Stopped
@@ -35,12 +36,6 @@ from clusterctl.agent.records import (
 )
 from clusterctl.agent.spawn import NOT_FOUND, NOT_RUNNABLE, candidates, command, environment, start
 
-# Limit in seconds of the grace after a failure: ranks that wait for a dead one cannot save a checkpoint.
-FAILED_GRACE = 5.0
-# Seconds that ranks which hang are kept for the roll call of a controller, which takes up to 5 s.
-HELD = 10.0
-# Seconds for processes that a finished rank left behind.
-SWEEP = 2.0
 # Seconds at most from when a process looks ended until its exit status is there: its last thread ends later.
 REAPING = 2.0
 # Seconds between two checks of heartbeats, if nothing else wakes a supervisor; it writes its own as often.
@@ -48,6 +43,8 @@ LOOK = 1.0
 # In a rank's environment: by this the watcher finds the ranks to end when their supervisor is killed.
 SUPERVISED = "CLUSTERCTL_SUPERVISED"
 PLOGS = "ASCEND_PROCESS_LOG_PATH"
+# What is recorded of a rank that failed.
+FAILURE = ("rank", "exit_code", "signal", "ended", "monotonic")
 
 
 class Rank:
@@ -64,7 +61,7 @@ class Rank:
 
 
 class Supervisor:
-    """Starts the ranks, waits, and stops all of them when one fails or when a stop is requested."""
+    """Starts the ranks, and carries out what `decide` says: all of them end when one fails or a stop is requested."""
 
     def __init__(self, run_dir: str, attempt: int, change: Optional[Dict[str, Any]] = None) -> None:
         self.files = AttemptFiles(run_dir, attempt)
@@ -74,16 +71,20 @@ class Supervisor:
         assert spec is not None
         self.spec = spec
         self.marker = marker_of(spec)
-        self.ranks = [Rank(entry) for entry in spec["ranks"]]
-        self.first_failure: Optional[Dict[str, Any]] = None
-        self.stop_requested = False
-        self.ending = False
+        self.ranks = {entry["rank"]: Rank(entry) for entry in spec["ranks"]}
+        self.state = decide.Supervised(
+            dict.fromkeys(self.ranks, "waiting"), grace=float(spec.get("grace", GRACE))
+        )
+        self.events: Deque[decide.Event] = deque()
+        self.carrying_out, self.starting = False, True
+        self.postponed: Optional[decide.Action] = None
+        # Whether a SIGTERM arrived, which a request to stop sends.
+        self.terminated = False
         self.started = time.time()
         self.watcher = Watcher()
         self.records = Records()
         self.supervised = {SUPERVISED: os.urandom(8).hex()}
-        numbers = [rank.spec["rank"] for rank in self.ranks]
-        self.steps = Steps(self.files.heartbeats, numbers, spec.get("hang_after"), time.monotonic())
+        self.steps = Steps(self.files.heartbeats, self.ranks, spec.get("hang_after"), time.monotonic())
         self.kills = Kills(time.monotonic())
         self.worlds = Worlds(**(spec.get("world") or {"sizes": [], "launchers": {}}), now=time.monotonic())
         self.npu_info = NpuInfo(spec, os.path.join(self.files.root, "npu_info_before.txt"))
@@ -103,10 +104,56 @@ class Supervisor:
     def spawn_all(self) -> None:
         """Start the ranks, and then remove the secrets from the specification on the disk."""
         self._write_state("running")
-        for rank in self.ranks:
-            if self.first_failure is None and not self.stop_requested:
-                self._spawn(rank)
+        self._step(decide.Event("began"))
+        self.starting = False
         blank_secrets(self.files, self.spec)
+
+    def _step(self, event: decide.Event) -> None:
+        """Take an event and carry out what follows; events that an action brings come after it."""
+        self.events.append(event)
+        if self.carrying_out:
+            return
+        self.carrying_out = True
+        while self.events:
+            for due in (*self._requested(), self.events.popleft()):
+                self.state, actions = decide.step(self.state, due, time.monotonic())
+                for action in actions:
+                    if self.starting and action.kind == "end":
+                        # The agent waits for the start; the end follows it.
+                        self.postponed = action
+                    else:
+                        self._carry_out(action)
+        self.carrying_out = False
+
+    def _carry_out(self, action: decide.Action) -> None:
+        if action.kind == "spawn":
+            self._spawn(self.ranks[action.rank])
+        elif action.kind == "save":
+            self._write_state("running")
+        elif action.kind == "end":
+            self._end(action.grace)
+            self._step(decide.Event("ended"))
+        elif action.kind == "finish":
+            self._finish()
+        else:
+            # Imported here, because few attempts need it.
+            from clusterctl.agent.ranks import roll_call, stacks
+
+            processes = roll_call.processes_of(self.files, self.spec)
+            if action.kind == "abort":
+                stacks.abort(self.files, processes)
+            else:
+                stacks.collect(self.files, processes, save=True)
+
+    def _requested(self) -> "Iterator[decide.Event]":
+        """Yield what a request to stop brings, if there is one."""
+        if self.state.stage != "running" or not (self.terminated or os.path.exists(self.files.stop)):
+            return
+        request = read_json(self.files.stop) or {}
+        if request.get("hang"):
+            yield decide.Event("found", failure=_now(request["hang"]))
+        grace = float(request.get("grace", self.state.grace))
+        yield decide.Event("stop", grace=grace, abort=bool(request.get("abort")))
 
     def _spawn(self, rank: Rank) -> None:
         number = rank.spec["rank"]
@@ -150,6 +197,7 @@ class Supervisor:
         self.watcher.watch(rank.process.pid, self._watch_name())
         rank.record.update(identity(rank.process.pid), started=time.time(), state="running")
         self.records.write(self.files.rank(number), rank.record)
+        self._step(decide.Event("started", number))
 
     def supervise(self) -> None:
         """Wait until every rank has ended, then record how the attempt ended on this node."""
@@ -159,36 +207,26 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGHUP, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        grace = float(self.spec.get("grace", GRACE))
-        while self._reap():
-            if self.stop_requested or os.path.exists(self.files.stop):
-                self.stop_requested = True
-                request = read_json(self.files.stop) or {}
-                grace = float(request.get("grace", grace))
-                if request.get("hang"):
-                    self._note_failure(request["hang"])
-                if request.get("abort"):
-                    self._abort()
-            if self.stop_requested or self._has_failed():
-                self._end(grace if self.stop_requested else min(grace, FAILED_GRACE))
-                break
-            select.select([reading], [], [], self.worlds.wait(LOOK, time.monotonic()))
-            _drain(reading)
-            self._check_ranks()
-        self._end(SWEEP)
+        if self.postponed:
+            self._carry_out(self.postponed)
+        while self.state.stage != "over":
+            self._reap()
+            self._step(decide.Event("looked"))
+            if self.state.stage != "over":
+                select.select([reading], [], [], self.worlds.wait(LOOK, time.monotonic()))
+                _drain(reading)
+                self._check_ranks()
+
+    def _finish(self) -> None:
+        """Record how the attempt ended on this node."""
         if note := containers.remove(self.spec):
             self.left.append(f"containers: {note}")
         self.npu_info.end()
-        for rank in self.ranks:
+        for rank in self.ranks.values():
             if rank.process:
                 self.watcher.release(rank.process.pid, self._watch_name())
         remove_halves(self.files.run_dir)
-        failure = self.first_failure
-        own = failure is not None and ("hang" in failure or "world" in failure)
-        failed = own or (failure is not None and not self.stop_requested)
-        self._write_state(
-            "failed" if failed else "stopped" if self.stop_requested else "finished", ended=time.time()
-        )
+        self._write_state(self.state.outcome, ended=time.time())
         self.records.finish(self.send_beat)
 
     def _check_ranks(self) -> None:
@@ -197,78 +235,40 @@ class Supervisor:
         self.kills.check(now)
         for rank in self.ranks if self.spec.get("log_limit") else ():
             for stream in ("out", "err"):
-                trim(self.files.log(rank.spec["rank"], stream), int(self.spec["log_limit"]))
+                trim(self.files.log(rank, stream), int(self.spec["log_limit"]))
         self.adopted += reap_adopted(self._own())
         self.records.again()
         hung, pace = self.steps.find_hung(now), self.steps.pace(now)
         hung = self.stopped.find(now, self._living()) or hung
         if pace is not None:
             self.records.write(self.files.pace, pace, durable=False)
-        if hung is not None and not self.first_failure:
-            self._note_failure(hung)
-        other = self.worlds.find(self._living(), now)
-        if other is not None:
-            self._note_failure(other)
+        for failure in (hung, self.worlds.find(self._living(), now)):
+            if failure is not None:
+                self._step(decide.Event("found", failure=_now(failure)))
 
     def _living(self) -> Dict[int, int]:
         """Return by rank the pid of each that has not ended."""
-        processes = ((rank.spec["rank"], rank.process) for rank in self.ranks)
+        processes = ((number, rank.process) for number, rank in self.ranks.items())
         return {
             number: process.pid for number, process in processes if process and process.returncode is None
         }
 
-    def _note_failure(self, hung: Dict[str, Any]) -> None:
-        """Record what was found as the failure; if that rank has ended meanwhile, it counts for the next one."""
-        if self.first_failure:
-            return
-        specs = [rank.spec for rank in self.ranks if rank.record["state"] != "exited"] or [self.ranks[0].spec]
-        spec = next((entry for entry in specs if entry["rank"] == hung["rank"]), specs[0])
-        now = {"ended": time.time(), "monotonic": time.monotonic()}
-        ended = {"local_rank": spec.get("local_rank"), "exit_code": None, "signal": None}
-        self.first_failure = {**hung, "rank": spec["rank"], **ended, **now}
-        self._write_state("running")
-
-    def _has_failed(self) -> bool:
-        """Return True if the ranks must end because of a failure.
-
-        After a hang they stay for the controller's roll call of all nodes; it then stops them. Without one their stacks
-        are saved here.
-        """
-        if self.first_failure is None:
-            return False
-        if "hang" not in self.first_failure:
-            return True
-        if time.monotonic() - self.first_failure["monotonic"] < HELD:
-            return False
-        # Imported here, because few attempts need it.
-        from clusterctl.agent.ranks import roll_call, stacks
-
-        stacks.collect(self.files, roll_call.processes_of(self.files, self.spec), save=True)
-        return True
-
-    def _abort(self) -> None:
-        """End the ranks that write their stacks when they are aborted."""
-        from clusterctl.agent.ranks import roll_call, stacks
-
-        self.ending = True
-        stacks.abort(self.files, roll_call.processes_of(self.files, self.spec))
-
     def request_stop(self, *_: object) -> None:
         """Handle SIGTERM: start no more ranks and end those that run."""
-        self.stop_requested = True
+        self.terminated = True
 
     def _end(self, grace: float) -> None:
-        self.ending = True
-        groups = [rank.process.pid for rank in self.ranks if rank.process and rank.process.returncode is None]
         left = end_all(
-            groups, self.marker, grace, between=self._reap, more=self._adopted, shorter=self._grace_of_request
+            [process.pid for process in self._reap()],
+            self.marker,
+            grace,
+            between=self._reap,
+            more=self._adopted,
+            shorter=self._grace_of_request,
         )
         self.left = names_of(left)
         deadline = time.monotonic() + REAPING
-        while time.monotonic() < deadline:
-            running = [rank.process for rank in self._reap() if rank.process]
-            if not running:
-                break
+        while time.monotonic() < deadline and (running := self._reap()):
             # A process of which only the first thread has ended looks ended in /proc.
             for process in running:
                 process.kill()
@@ -281,7 +281,7 @@ class Supervisor:
 
     def _own(self) -> List[int]:
         """Return the pids of the children that this process started itself."""
-        ranks = [rank.process.pid for rank in self.ranks if rank.process]
+        ranks = [rank.process.pid for rank in self.ranks.values() if rank.process]
         return [*ranks, *self.watcher.pids(), *self.npu_info.pids()]
 
     def _adopted(self) -> List[int]:
@@ -289,16 +289,16 @@ class Supervisor:
         self.adopted += reap_adopted(self._own())
         return adopted(self._own())
 
-    def _reap(self) -> List[Rank]:
-        """Take the exit statuses that are available; return the ranks that still run."""
+    def _reap(self) -> "List[subprocess.Popen[bytes]]":
+        """Take the exit statuses that are available; return the processes that still run."""
         self.send_beat()
         running = []
-        for rank in self.ranks:
+        for rank in self.ranks.values():
             if rank.process is None or rank.record["state"] == "exited":
                 continue
             code = rank.process.poll()
             if code is None:
-                running.append(rank)
+                running.append(rank.process)
             else:
                 self._ended(rank, code if code >= 0 else None, -code if code < 0 else None)
         return running
@@ -307,7 +307,7 @@ class Supervisor:
         rank.record.update(
             state="exited", exit_code=code, signal=number, ended=time.time(), monotonic=time.monotonic()
         )
-        if self.ending:
+        if self.state.stage != "running":
             rank.record["ended_here"] = True
         # A rank that we end was not killed because memory ran out.
         elif code != 0:
@@ -316,20 +316,24 @@ class Supervisor:
                 {key: evidence[key] for key in evidence if key != "oom" or number == signal.SIGKILL}
             )
         self.records.write(self.files.rank(rank.spec["rank"]), rank.record)
-        if code != 0 and self.first_failure is None and not self.stop_requested:
-            self.first_failure = {
-                key: rank.record[key]
-                for key in ("rank", "local_rank", "exit_code", "signal", "ended", "monotonic")
-            }
-            self._write_state("running")
+        failure = {key: rank.record[key] for key in FAILURE} if code != 0 else {}
+        self._step(decide.Event("exited", rank.spec["rank"], failure))
 
     def _write_state(self, name: str, **more: Any) -> None:
-        value = {"state": name, "first_failure": self.first_failure, "started": self.started, **more}
+        failure = self.state.failure
+        if failure is not None:
+            failure = {**failure, "local_rank": self.ranks[failure["rank"]].spec.get("local_rank")}
+        value = {"state": name, "first_failure": failure, "started": self.started, **more}
         if self.left:
             value["left"] = self.left
         if self.adopted:
             value["adopted"] = self.adopted
         self.records.write(self.files.node, value)
+
+
+def _now(failure: Dict[str, Any]) -> Dict[str, Any]:
+    """Return a failure that is not the end of a process, with the present time."""
+    return {**failure, "exit_code": None, "signal": None, "ended": time.time(), "monotonic": time.monotonic()}
 
 
 def _drain(fd: int) -> None:

@@ -157,7 +157,7 @@ def begin(attempt: Launch | Resume, *, accept_new: bool = False) -> int:
 
     def work(starter: Starter) -> None:
         with choices.connected(attempt.reached, accept_new) as connections:
-            start_and_control(attempt, connections, starter, Reports(phases, stop_now))
+            start_and_control(attempt, connections, starter, Reports(phases, stop_now, put_in_charge))
 
     first: int = start_in_background(work)
     return first

@@ -14,7 +14,7 @@ from clusterctl.runs.causes.roll_call import Roll, call_roll, keep_roll
 
 if TYPE_CHECKING:
     from clusterctl.jobs.run_folder import RunDir
-    from clusterctl.runs.stop import StopRequest
+    from clusterctl.runs.decide.attempt import StopRequest
     from clusterctl.transport.fanout import Connections
 
 # Samples of a slow rank's stack. A rank that works in fewer than WORKS of them waits for another one.
@@ -25,9 +25,13 @@ class Roller:
     """Calls the roll of one attempt, and reports in one line where its ranks stand."""
 
     def __init__(
-        self, run: RunDir, connections: Connections, gone: Container[str], report: Callable[[str], None]
+        self,
+        run: RunDir,
+        connections: Connections,
+        gone: Callable[[], Container[str]],
+        report: Callable[[str], None],
     ) -> None:
-        """`gone`: nodes without a connection, which are not asked."""
+        """`gone` returns the nodes without a connection, which are not asked."""
         self.run, self.connections, self.gone, self.report = run, connections, gone, report
         self.record = run.read_record()
 
@@ -73,5 +77,6 @@ class Roller:
         threading.Thread(target=report, daemon=True, name="slow rank").start()
 
     def _call(self, seconds: float, *, save: bool = False) -> Roll:
-        nodes = [node for node in self.record.cluster.nodes if node.name not in self.gone]
+        gone = self.gone()
+        nodes = [node for node in self.record.cluster.nodes if node.name not in gone]
         return call_roll(self.connections, self.record, nodes, seconds, save=save)

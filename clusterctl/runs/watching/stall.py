@@ -1,47 +1,29 @@
-"""Detect runs that make no progress: silent programs, stragglers, and a launcher that lost its own network.
+"""Detect runs that make no progress: silent programs and stragglers.
 
 Silence: a program without heartbeats counts as hung if no rank writes output for as long as the job allows. One silent
 rank alone means nothing, since most programs write on one rank only.
 
 Stragglers: ranks that make the others wait. All ranks take the same time for a step, because they wait for the slowest;
 a trainer's heartbeat therefore holds the rank's own time, without waiting. Stragglers are named once and never stopped.
-
-Outage: if no node answers, the launcher's own link may be broken.
 """
 
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from clusterctl.inventory.cluster import Node
+from clusterctl.runs.decide.attempt import Hang
 
 if TYPE_CHECKING:
     from clusterctl.jobs.record import RunRecord
-    from clusterctl.transport.fanout import Connections
-
 
 # Seconds that nodes have to detect the hang first: heartbeats or a stopped process show them which rank it is.
 LATER = 3.0
 # Seconds of silence of all ranks that are reported.
 NOTICES = (60.0, 600.0, 3600.0)
-
-
-@dataclass(frozen=True)
-class Hang:
-    """All ranks were silent for too long. `rank` is the one that wrote last."""
-
-    node: str
-    rank: int
-    seconds: float
-
-    def as_failure(self) -> dict[str, object]:
-        """Return the failure that its node records."""
-        return {"rank": self.rank, "hang": self.seconds, "silent": True}
 
 
 class Silence:
@@ -167,37 +149,3 @@ class Stragglers:
         return [
             Straggler(rank, result[rank], self.last[rank], self.last[rank] / result[rank]) for rank in fresh
         ]
-
-
-# Seconds between two requests to the spare nodes.
-AGAIN = 2.0
-
-
-class Outage:
-    """While no node of a run answers, tests whether the spare nodes do; if not, this machine's own link is broken."""
-
-    def __init__(self, connections: Connections, spares: Sequence[Node]) -> None:
-        self.connections, self.spares = connections, list(spares)
-        self.asking: threading.Thread | None = None
-        self.answered = False
-        self.again = 0.0
-
-    def is_ours(self) -> bool:
-        """Return True while no spare is known to answer. They are asked in a thread, since that may take 10 s."""
-        under_way = self.asking is not None and self.asking.is_alive()
-        if self.spares and not self.answered and not under_way and time.monotonic() > self.again:
-            self.asking = threading.Thread(target=self._ask, daemon=True, name="ask spares")
-            self.asking.start()
-        return not self.answered
-
-    def over(self) -> None:
-        """Record that a node answers, which ends the outage."""
-        self.answered = False
-
-    def _ask(self) -> None:
-        outcomes = self.connections.on_each(self.spares, lambda node, link: link.call("hello"))
-        for outcome in outcomes:
-            if not outcome.ok:
-                self.connections.drop(outcome.node)
-        self.answered = any(outcome.ok for outcome in outcomes)
-        self.again = time.monotonic() + AGAIN

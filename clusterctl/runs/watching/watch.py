@@ -6,14 +6,13 @@ import contextlib
 import queue
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.frames import ALL_BEAT, SILENCE
+from clusterctl.agent.frames import SILENCE
 from clusterctl.errors import ClusterctlError, NoAddress, NodeError, WorkFailed
 from clusterctl.files import make_private_folder
 from clusterctl.inventory.cluster import Node
@@ -22,13 +21,14 @@ from clusterctl.jobs.run_folder import NodeFiles, RunDir
 from clusterctl.logs.lines import LineCutter, dropped
 from clusterctl.logs.store import LogKeeper, half_line
 from clusterctl.logs.times import LogTimes, age_of
+from clusterctl.runs.decide import attempt as decide
+from clusterctl.runs.decide.attempt import FAILED_GRACE, LOOK, PATIENCE, RETRY
 from clusterctl.runs.state import SUPERVISOR_SILENCE, FollowEnd, NodeAnswer
-from clusterctl.runs.stop import StopRequest
+from clusterctl.runs.stop import read_request, send_stop
 from clusterctl.runs.watching.kept_watch import KeptWatch
 from clusterctl.runs.watching.log_steps import LogSteps
 from clusterctl.runs.watching.roller import Roller
-from clusterctl.runs.watching.stall import Hang, Outage, Silence
-from clusterctl.runs.watching.stopper import Stopper
+from clusterctl.runs.watching.stall import Silence
 from clusterctl.runs.watching.updates import Source, Stream, Update, from_lines, from_report
 from clusterctl.transport.connection import read_answer
 from clusterctl.transport.fanout import on_each
@@ -36,26 +36,9 @@ from clusterctl.transport.later import Later
 
 if TYPE_CHECKING:
     from clusterctl.agent.frames import Frame
-    from clusterctl.runs.state import SupervisorState
     from clusterctl.transport.fanout import Connections
     from clusterctl.transport.link import PendingRequest
 
-# Seconds after its connection broke until a node counts as lost.
-PATIENCE = 60.0
-# The same if no node answers at all: then this machine's own link is probably broken, and the run continues.
-ALONE = 600.0
-# A node that was never reached counts as lost this many seconds earlier than a node that stops answering: a start takes
-# that long.
-SOONER = 3.0
-# After these seconds of silence, two nodes are treated as hit by the same outage: when the first one is given up, the
-# other may have answered the last beat.
-QUIET = SILENCE - ALL_BEAT
-# Seconds of grace for the other nodes when one has failed: ranks that wait for a dead one cannot save a checkpoint.
-FAILED_GRACE = 5.0
-# Seconds between two checks for nodes that have been away for too long.
-LOOK = 0.2
-# Seconds before a connection that broke is opened again.
-RETRY = 1.0
 # Limit of pieces of one node's output that are stored before the turn of the next node.
 AT_ONCE = 16
 
@@ -99,36 +82,37 @@ class RunWatcher:
         self.record = run.read_record()
         self.cluster = self.record.cluster
         # At most 128 chunks of 64 kB.
-        self.updates: queue.Queue[Update] = queue.Queue(maxsize=128)
+        self.updates: queue.Queue[Update | decide.Event] = queue.Queue(maxsize=128)
         # Nodes that have sent something; None ends the thread that reads it.
         self.arrived: queue.SimpleQueue[Follow | None] = queue.SimpleQueue()
         # Opens connections, and opens them again.
         self.dialer = Later()
         self.follows: dict[str, Follow] = {}
-        self.ends: dict[str, Phase] = {}
         self.closed = threading.Event()
         self.cutters: dict[Path, LineCutter] = {}
         self.times = LogTimes()
-        # Nodes with a connection on which a request was sent.
-        self.reached: set[str] = set()
-        begun = (time.monotonic() if since is None else since) + SILENCE - SOONER
-        # By node without a connection: since when it has none.
-        self.gone = dict.fromkeys(self.cluster.names, begun)
-        self.roller = Roller(run, connections, self.gone, lambda text: self._put(Update(note=text)))
-        self.outage, self.alone = Outage(connections, self.record.spares), False
-        # Nodes that reported that their supervisor is dead.
-        self.orphaned: set[str] = set()
-        self.stopper = Stopper(run, self.record, connections)
+        self.state = decide.begin(
+            frozenset(self.cluster.names),
+            time.monotonic() if since is None else since,
+            patience=patience,
+            grace=min(self.record.job.grace, FAILED_GRACE),
+            has_spares=bool(self.record.spares),
+            only_reads=now,
+        )
+        self.roller = Roller(
+            run, connections, lambda: self.state.away, lambda text: self._put(Update(note=text))
+        )
         self.silence = Silence(self.record)
         self.log_steps = LogSteps(run, self.record)
         # Nodes of which this machine could not look up the address, with the reason.
         self.nameless: dict[str, str] = {}
-        # Nodes whose broken connection was reported.
-        self.reported: set[str] = set()
         # What nodes reported with the end of an attempt that finished there.
         self.reports: dict[str, NodeAnswer] = {}
-        # By node, how many reports in a row said that its supervisor does not respond.
-        self.stuck: Counter[str] = Counter()
+
+    @property
+    def gone(self) -> Collection[str]:
+        """The nodes without a connection."""
+        return self.state.away.keys()
 
     def __iter__(self) -> Iterator[Update]:
         """Yield updates until every node has ended."""
@@ -136,10 +120,8 @@ class RunWatcher:
         for node in self.cluster.nodes:
             self.dialer.call(partial(self._try_to_begin, node))
         try:
-            while len(self.ends) < len(self.cluster.nodes):
+            while not self.state.is_over:
                 yield from self._seen()
-            # Wait until the ranks of a node whose supervisor died are ended too.
-            self.stopper.join()
             yield from self._rest()
         finally:
             self._close()
@@ -155,14 +137,14 @@ class RunWatcher:
 
     def _rest(self) -> Iterator[Update]:
         """Yield updates from ranks on nodes whose supervisor is dead, until these ranks are ended."""
-        nodes = [node for node in self.cluster.nodes if node.name in self.orphaned]
+        nodes = [node for node in self.cluster.nodes if node.name in self.state.orphaned]
         reading = threading.Thread(target=on_each, args=(nodes, self._read_rest), daemon=True)
         if nodes:
             reading.start()
         while reading.is_alive() or (nodes and not self.updates.empty()):
             with contextlib.suppress(queue.Empty):
                 update = self.updates.get(timeout=LOOK)
-                if update.chunk or update.metric:
+                if isinstance(update, Update) and (update.chunk or update.metric):
                     yield update
 
     def _read_rest(self, node: Node) -> None:
@@ -174,135 +156,97 @@ class RunWatcher:
             self._finish(follow)
 
     def _seen(self) -> Iterator[Update]:
-        """Yield the nodes that have been away for too long, and the next update."""
-        yield from self._overdue()
-        if not self.now and self.stopper.must_obey():
-            away = {*self.ends, *self.gone}
-            self.stopper.obey([node for node in self.cluster.nodes if node.name not in away])
-        hung = None if self.now or self.stopper.request or self.gone else self.silence.hang(self.ends)
-        if hung:
-            yield self._call_hung(hung)
-        elif not (self.now or self.stopper.request) and (seconds := self.silence.notice(self.ends)):
-            self.roller.report_silence(seconds, self.silence.last)
+        """Yield what follows from the time that has passed, and the next update."""
+        yield from self._decide(decide.Tick(self._quiet()))
+        if not self.now:
+            if not self.state.by_user and self.run.stop_asked.exists():
+                yield from self._decide(decide.StopAsked(read_request(self.run, self.record)))
+            yield from self._check_silence()
         try:
             update = self.updates.get(timeout=LOOK)
         except queue.Empty:
             return
-        if update.node in self.ends and not self.now and (update.ended or update.problem):
-            # The node answers again after it counted as lost.
+        if not isinstance(update, Update):
+            yield from self._decide(update)
             return
+        name = update.node
         if update.problem:
-            raise update.problem
+            if name not in self.state.ends or self.now:
+                raise update.problem
+            return
         if update.pace:
             self.silence.has_heartbeats()
         if update.failure:
-            if not self.now:
-                self.run.add_event("failed", node=update.node, rank=update.failure.rank)
-            seconds = update.failure.hang
-            self._stop_rest(update.node if seconds is None else "", seconds)
+            yield from self._decide(decide.Failed(name, update.failure.rank, update.failure.hang))
         if update.supervisor:
-            yield from self._check_supervisor(update.node, update.supervisor)
+            silent, words = update.supervisor.silent or 0.0, update.supervisor.describe()
+            yield from self._decide(decide.Stuck(name, silent, SUPERVISOR_SILENCE, words))
+            return
+        if update.ended and name in self.state.ends:
+            # The node answers again after it counted as lost.
             return
         if update.ended:
-            self._note_end(update)
+            yield from self._decide(decide.Ended(frozenset([name]), update.ended))
         yield update
 
-    def _overdue(self) -> Iterator[Update]:
-        """Give up nodes that have been away for too long; if no node answers at all, that takes much longer."""
-        now, patience = time.monotonic(), self.patience
-        away = {
-            name: since for name, since in list(self.gone.items()) if since <= now and name not in self.ends
-        }
-        if self.alone and self._someone_answers(away):
-            # Our own link was broken: the time of each node starts again.
-            self._begin_again(away, now)
+    def _check_silence(self) -> Iterator[Update]:
+        """Yield a hang of ranks without heartbeats; report a long silence."""
+        ends, away = self.state.ends, self.state.away
+        if self.state.request:
             return
-        # A look-up that fails is this machine's fault, and says nothing about the node.
-        patiences = {name: max(ALONE, patience) if name in self.nameless else patience for name in away}
-        overdue = [name for name, since in away.items() if now - since > patiences[name] - LOOK]
-        if not away or self._someone_answers(away):
-            self.outage.over()
-        elif self.outage.is_ours():
-            patience = max(ALONE, self.patience)
-            if overdue and not self.alone:
-                yield Update(
-                    note="no node answers: this machine's own link may be broken; the ranks continue meanwhile"
-                )
-            self.alone = bool(overdue)
-        for name in overdue:
-            limit = max(patience, patiences[name])
-            if now - away[name] > limit - LOOK:
-                self.alone = False
-                yield self._lose(name, limit)
+        if not away and (hang := self.silence.hang(ends)):
+            yield from self._decide(decide.Hung(hang))
+            note = f"no rank has written anything for {hang.seconds:g} s: it counts as hung"
+            yield Update(node=hang.node, note=note, hung=True)
+        elif seconds := self.silence.notice(ends):
+            self.roller.report_silence(seconds, self.silence.last)
 
-    def _begin_again(self, away: Mapping[str, float], now: float) -> None:
-        self.alone = False
-        for name in away:
-            self.gone[name] = now
-            # A thread of the dialer has reached the node meanwhile.
-            if name in self.reached:
-                self.gone.pop(name, None)
+    def _quiet(self) -> float:
+        """Return the seconds since the last byte of any node that still runs; each sends a heartbeat often."""
+        ends, away = self.state.ends, self.state.away
+        left = [node for node in self.cluster.nodes if node.name not in ends and node.name not in away]
+        return min((self.connections.silent_for(node) for node in left), default=float("inf"))
 
-    def _someone_answers(self, away: Mapping[str, float]) -> bool:
-        """Return True if data came recently from any node that still runs: each sends a heartbeat every few seconds."""
-        left = [node for node in self.cluster.nodes if node.name not in self.ends and node.name not in away]
-        return any(self.connections.silent_for(node) < QUIET for node in left)
+    def _decide(self, event: decide.Event) -> Iterator[Update]:
+        """Carry out what follows from an event; yield what the user is told."""
+        self.state, actions = decide.step(self.state, event, time.monotonic())
+        for action in actions:
+            match action:
+                case decide.Say():
+                    yield Update(node=action.name, note=action.text)
+                case decide.Lose():
+                    yield Update(node=action.name, ended=Phase.LOST, note=action.text)
+                case decide.Note(kind="failed"):
+                    self.run.add_event("failed", node=action.name, rank=action.fact)
+                case decide.Note():
+                    self.run.add_event("node_ended", node=action.name, state=action.fact)
+                case decide.Dial():
+                    self.dialer.call(partial(self._begin_anew, self.cluster.node(action.name)))
+                case decide.CallRoll():
+                    self._aside("roll call", self._call_roll, action)
+                case decide.SendStop():
+                    self._aside("stop", self._send_stop, action)
+                case decide.AskSpares():
+                    self._aside("ask spares", self._ask_spares)
 
-    def _lose(self, name: str, seconds: float) -> Update:
-        note = f"{name}: lost: it did not come back in {seconds:g} s"
-        update = Update(node=name, ended=Phase.LOST, note=note)
-        self._note_end(update)
-        return update
+    def _aside(self, name: str, work: Callable[..., object], *args: object) -> None:
+        threading.Thread(target=work, args=args, daemon=True, name=name).start()
 
-    def _call_hung(self, hung: Hang) -> Update:
-        """Record the hang as a failure, after a roll call."""
-        self._stop_rest("", hung.seconds, hung)
-        return Update(
-            node=hung.node,
-            note=f"no rank has written anything for {hung.seconds:g} s: it counts as hung",
-            hung=True,
-        )
+    def _call_roll(self, action: decide.CallRoll) -> None:
+        self._put(decide.Rolled(self.roller.before_end(action.seconds, action.request)))
 
-    def _check_supervisor(self, node: str, supervisor: SupervisorState) -> Iterator[Update]:
-        """Give up an attempt on a node whose supervisor does not respond: no process there would stop its ranks.
+    def _send_stop(self, action: decide.SendStop) -> None:
+        nodes = [node for node in self.cluster.nodes if node.name in action.names]
+        outcomes = send_stop(self.connections, nodes, self.run, action.request)
+        names = frozenset(outcome.node.name for outcome in outcomes if outcome.ok)
+        self._put(decide.Answered(names, action.names - names))
 
-        Two reports in a row are needed: after a pause of the whole machine, the first one may be wrong.
-        """
-        self.stuck[node] += (supervisor.silent or 0.0) >= SUPERVISOR_SILENCE
-        if self.stuck[node] < 2 or node in self.ends or self.now:
-            return
-        self.orphaned.add(node)
-        note = f"{node}: the supervisor does not respond: {supervisor.describe()}; its ranks are ended"
-        update = Update(node=node, ended=Phase.LOST, note=note)
-        self._note_end(update)
-        yield update
-
-    def _note_end(self, update: Update) -> None:
-        assert update.ended is not None
-        self.ends[update.node] = update.ended
-        if self.now:
-            return
-        self.run.add_event("node_ended", node=update.node, state=update.ended)
-        if update.ended is not Phase.FINISHED:
-            self._stop_rest(update.node)
-
-    def _stop_rest(self, failed: str, hung: float | None = None, hang: Hang | None = None) -> None:
-        """Stop the other nodes; the failed one too if it answers but its supervisor is dead.
-
-        `hung`: for how many seconds ranks hang; a roll call of all nodes comes first.
-        """
-        others = [
-            node
-            for node in self.cluster.nodes
-            if (node.name not in self.ends and node.name != failed)
-            or (node.name == failed and self.ends.get(failed) is Phase.LOST and failed not in self.gone)
-        ]
-        grace = min(self.record.job.grace, FAILED_GRACE)
-        request = StopRequest(grace, hang=hang)
-        if hung is None:
-            self.stopper.stop(others, failed, request)
-        else:
-            self.stopper.stop(others, failed, request, partial(self.roller.before_end, hung))
+    def _ask_spares(self) -> None:
+        outcomes = self.connections.on_each(self.record.spares, lambda node, link: link.call("hello"))
+        for outcome in outcomes:
+            if not outcome.ok:
+                self.connections.drop(outcome.node)
+        self._put(decide.SparesAsked(any(outcome.ok for outcome in outcomes)))
 
     # -- connections
 
@@ -316,8 +260,6 @@ class RunWatcher:
             follow.request.on_arrival = partial(self._note_arrival, follow)
             # What arrived before was not reported.
             self._note_arrival(follow)
-            if not self.now:
-                self.stopper.stop_again(node)
 
     def _note_arrival(self, follow: Follow) -> None:
         if not follow.is_queued:
@@ -351,8 +293,6 @@ class RunWatcher:
     def _end(self, follow: Follow) -> None:
         self.follows.pop(follow.node.name, None)
         phase = self._finish(follow)
-        if phase is Phase.LOST:
-            self.orphaned.add(follow.node.name)
         if phase:
             self._put(Update(node=follow.node.name, ended=phase))
 
@@ -382,21 +322,15 @@ class RunWatcher:
         else:
             self.nameless.pop(node.name, None)
         # The silence began before it was noticed.
-        silent = max(0.0, self.connections.silent_for(node) - SILENCE)
-        if node.name in self.reached or node.name not in self.reported:
-            self.reported.add(node.name)
-            last_output = time.monotonic() - silent
-            self.gone[node.name] = min(last_output, self.gone.get(node.name, last_output))
-            self.reached.discard(node.name)
-            self._put(Update(node=node.name, note=f"{error.message}; trying again"))
-        self.dialer.call(partial(self._begin_anew, node))
+        since = time.monotonic() - max(0.0, self.connections.silent_for(node) - SILENCE)
+        self._put(decide.Broken(node.name, since, error.message, isinstance(error, NoAddress)))
 
     def _begin_anew(self, node: Node) -> None:
         # Closing a connection may take seconds.
         self.connections.drop(node)
         self.dialer.call(partial(self._try_to_begin, node), RETRY)
 
-    def _put(self, update: Update) -> None:
+    def _put(self, update: Update | decide.Event) -> None:
         while not self.closed.is_set():
             try:
                 return self.updates.put(update, timeout=0.2)
@@ -420,9 +354,8 @@ class RunWatcher:
         request = self.connections.of(node).open(
             "follow", {"files": files, "until": until, "silent_after": SUPERVISOR_SILENCE / 2}
         )
-        self.reached.add(node.name)
-        self.gone.pop(node.name, None)
         self.nameless.pop(node.name, None)
+        self._put(decide.Reached(frozenset([node.name])))
         return Follow(node, request, homes, before)
 
     def _store(self, follow: Follow, frame: Frame) -> None:

@@ -14,7 +14,7 @@ from clusterctl.agent import processes
 from clusterctl.agent.processes import identity, signal_recorded
 from clusterctl.agent.ranks import attempts
 from clusterctl.agent.reaper import Watcher
-from clusterctl.agent.records import AttemptFiles
+from clusterctl.agent.records import AttemptFiles, read_json, write_json
 from clusterctl.agent.request import Request
 
 
@@ -55,6 +55,11 @@ def test_a_stop_goes_on_when_the_supervisor_ends_first(
     process.wait()
     looks = iter([True])
     monkeypatch.setattr(attempts, "is_alive", lambda entry: next(looks, False))
-    request = Request(1, "stop", {}, workdir=str(tmp_path), watcher=Watcher(), send_frame=lambda _: None)
     files = AttemptFiles(str(tmp_path), 1)
-    assert attempts._end_supervisor(files, record, 1.0, request) is None
+    os.makedirs(files.root)
+    write_json(files.spec, {"run_id": "r", "attempt": 1, "node": "n", "ranks": [], "job": {}})
+    write_json(files.supervisor, record)
+    params = {"run_dir": str(tmp_path), "attempt": 1, "grace": 0.0}
+    request = Request(1, "stop", params, workdir=str(tmp_path), watcher=Watcher(), send_frame=lambda _: None)
+    assert attempts.stop(request) == {"left": 0, "state": "stopped"}
+    assert read_json(files.stop) is not None

@@ -13,8 +13,9 @@ from clusterctl.jobs import job as jobs
 from clusterctl.jobs import job_check
 from clusterctl.jobs.parts.saving import last_save_seconds, with_grace
 from clusterctl.jobs.run_lines import Metric
+from clusterctl.runs.decide.attempt import StopRequest
 from clusterctl.runs.overview import TrainProgress, stop_cost
-from clusterctl.runs.stop import StopRequest, send_stop
+from clusterctl.runs.stop import send_stop
 from clusterctl.transport.fanout import Connections
 from tests.clusterctl.conftest import Run
 from tests.clusterctl.runs.test_run import connections as connections

@@ -403,7 +403,7 @@ if os.environ["CLUSTERCTL_ATTEMPT"] == "1":
     job = program(text, restart=Restart(max=3, backoff=0.05, min_nodes=1))
     run = launched(tmp_path, connections, job)
     control = Control(run, connections, lines=False)
-    control._lost = lambda nodes, silent: {"node1"}  # type: ignore[method-assign]
+    control._clear = lambda nodes: {node.name for node in nodes} - {"node1"}  # type: ignore[method-assign]
     first = next(one for one in query_nodes(run, connections).ranks if one.rank == 0)
     os.kill(first.pid, signal.SIGKILL)
     for _ in control:
@@ -424,8 +424,8 @@ def at_work(control: Control) -> threading.Thread:
 
 
 def loses_node1_once(control: Control) -> None:
-    answers = iter([{"node1"}])
-    control._lost = lambda nodes, silent: next(answers, set())  # type: ignore[method-assign]
+    silent = iter([{"node1"}])
+    control._clear = lambda nodes: {node.name for node in nodes} - next(silent, set())  # type: ignore[method-assign]
 
 
 def test_a_node_that_answers_again_stands_by_and_is_taken_in_at_the_next_restart(
@@ -749,7 +749,7 @@ time.sleep(600 if attempt == 1 else 0)
 """
     run = launched(tmp_path, connections, program(text, restart=Restart(max=1, backoff=0.05, min_nodes=1)))
     control = Control(run, connections, lines=False)
-    control._lost = lambda nodes, silent: {"node1"}  # type: ignore[method-assign]
+    control._clear = lambda nodes: {node.name for node in nodes} - {"node1"}  # type: ignore[method-assign]
     for _ in control:
         pass
     assert run.phase() == "finished"

@@ -3,80 +3,99 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from clusterctl.errors import Unreachable
 from clusterctl.inventory.cluster import Node
 from clusterctl.jobs.run_folder import RunDir
-from clusterctl.runs.watching.stall import Outage
+from clusterctl.runs.decide.attempt import (
+    AGAIN,
+    ALONE,
+    QUIET,
+    AskSpares,
+    Attempt,
+    Lose,
+    Reached,
+    Say,
+    SparesAsked,
+    Tick,
+    step,
+)
 from clusterctl.runs.watching.watch import RunWatcher
 from clusterctl.transport.connection import Connection
 from clusterctl.transport.fanout import Connections, Stream
-from clusterctl.transport.link import PendingRequest
 from tests.support.records import record_of
 
-SPARE = Node("n3", "h3", "10.0.0.3")
-
-
-class Answering(Connection):
-    """A node that answers with its own name."""
-
-    def call(self, op: str, params: object = None, body: object = None) -> dict[str, object]:
-        assert op == "hello"
-        return {}
-
-    def open(self, op: str, params: object) -> PendingRequest:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        pass
+NODES = frozenset({"a", "b"})
 
 
 class Network:
-    """A cluster whose nodes answer while `up`."""
-
-    up = False
+    """A cluster of which no node answers."""
 
     def connect(self, node: Node) -> Connection:
-        if not self.up:
-            raise Unreachable(node.name, "no answer")
-        return Answering(node.name)
+        raise Unreachable(node.name, "no answer")
 
     def start(self, node: Node, command: str) -> Stream:
         raise NotImplementedError
 
 
-def wait_for(truth: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not truth():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def away(*, spares: bool) -> Attempt:
+    """An attempt whose nodes have not answered since time 0."""
+    return Attempt(NODES, dict.fromkeys(NODES, 0.0), patience=5.0, has_spares=spares)
 
 
-def test_without_nodes_that_stand_by_it_is_taken_for_our_own_link() -> None:
-    assert Outage(Connections(Network()), []).is_ours()
+def test_without_spare_nodes_it_is_taken_for_our_own_link() -> None:
+    state, actions = step(away(spares=False), Tick(float("inf")), 6.0)
+    assert [type(action) for action in actions] == [Say] and state.alone and not state.ends
+    for now in range(10, int(ALONE), 4):
+        state, actions = step(state, Tick(float("inf")), now)
+        assert not actions
+    state, actions = step(state, Tick(float("inf")), ALONE)
+    assert [action.text for action in actions if isinstance(action, Lose)] == [
+        f"{name}: lost: it did not come back in 600 s" for name in "ab"
+    ]
 
 
-def test_a_node_that_stands_by_and_answers_says_that_our_link_is_fine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("clusterctl.runs.watching.stall.AGAIN", 0.05)
-    network = Network()
-    outage = Outage(Connections(network), [SPARE])
-    assert outage.is_ours()
-    time.sleep(0.2)
-    # PendingRequest again and again, and answered by nobody.
-    assert outage.is_ours()
-    network.up = True
-    wait_for(lambda: not outage.is_ours())
-    monkeypatch.setattr("clusterctl.runs.watching.stall.AGAIN", 600.0)
-    outage.again = time.monotonic() + 600.0
-    outage.over()
-    # The next call queries it again.
-    assert outage.is_ours()
+def test_a_spare_node_that_answers_says_that_our_link_is_fine() -> None:
+    state, actions = step(away(spares=True), Tick(float("inf")), 6.0)
+    assert [type(action) for action in actions] == [AskSpares, Say]
+    # They are asked again only after they answered, or could not.
+    assert not step(state, Tick(float("inf")), 10.0)[1]
+    state, _ = step(state, SparesAsked(True), 10.1)
+    state, _ = step(state, Tick(float("inf")), 10.3)
+    assert set(state.ends) == NODES
+
+
+def test_a_spare_node_that_answers_before_the_others_after_an_outage_ends_no_run() -> None:
+    state, _ = step(away(spares=True), Tick(float("inf")), 6.0)
+    state, _ = step(state, SparesAsked(False), 9.0)
+    assert not step(state, Tick(float("inf")), 9.0 + AGAIN / 2)[1]
+    state, actions = step(state, Tick(float("inf")), 9.1 + AGAIN)
+    assert actions == [AskSpares()]
+    state, _ = step(state, SparesAsked(True), 12.0)
+    state, _ = step(state, Tick(float("inf")), 16.0)
+    assert not state.ends, "each node has its time again"
+    state, _ = step(state, Tick(float("inf")), 17.1)
+    assert set(state.ends) == NODES
+
+
+def test_a_launcher_that_was_suspended_gives_each_node_its_time_again() -> None:
+    state, _ = step(away(spares=False), Tick(0.0), 1.0)
+    state, _ = step(state, Tick(0.0), 800.0)
+    assert not state.ends
+    state, _ = step(state, Tick(0.0), 804.2)
+    assert set(state.ends) == NODES
+
+
+def test_when_our_link_is_back_the_time_of_each_node_starts_again() -> None:
+    state, _ = step(away(spares=False), Tick(float("inf")), 6.0)
+    state, _ = step(state, Reached(frozenset("a")), 100.0)
+    state, actions = step(state, Tick(QUIET / 2), 100.1)
+    assert not actions and not state.alone and state.away == {"b": 100.1}
+    state, _ = step(state, Tick(QUIET / 2), 104.0)
+    assert not state.ends
+    state, _ = step(state, Tick(QUIET / 2), 105.2)
+    assert set(state.ends) == {"b"}
 
 
 def test_a_lost_node_is_said_to_have_been_away_as_long_as_it_was(tmp_path: Path) -> None:

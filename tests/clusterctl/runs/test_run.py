@@ -5,22 +5,29 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clusterctl.agent.frames import Frame
+from clusterctl.agent.ranks import follow
+from clusterctl.agent.reaper import Watcher
+from clusterctl.agent.request import Request
 from clusterctl.checks.query import query_node
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import ClusterctlError, LinkLost, UsageError
 from clusterctl.inventory.cluster import Cluster, Node
 from clusterctl.jobs import job as jobs
 from clusterctl.jobs.run_folder import NodeFiles, RunDir
+from clusterctl.runs import abandoned
 from clusterctl.runs import start as runs
 from clusterctl.runs.causes.cause import find_cause
 from clusterctl.runs.controller import Control
+from clusterctl.runs.decide.attempt import StopRequest
 from clusterctl.runs.finish import finish
 from clusterctl.runs.query import current_state
 from clusterctl.runs.state import RunState, read_state
@@ -28,7 +35,7 @@ from clusterctl.runs.stop import stop_run
 from clusterctl.runs.watching.kept_watch import KeptWatch
 from clusterctl.runs.watching.watch import RunWatcher, open_watch
 from clusterctl.transport.connection import Connection
-from clusterctl.transport.fanout import Connections
+from clusterctl.transport.fanout import Connections, Outcome
 from clusterctl.transport.link import PendingRequest
 from clusterctl.transport.local import LocalTransport
 
@@ -461,3 +468,47 @@ def test_the_files_of_a_run_come_with_the_start_unless_they_are_large(
     assert ("put" in transport.asked["node2"]) is (most == 0)
     hostfile = Path(NodeFiles(run.read_record().run_dirs["node2"]).hostfile)
     assert hostfile.read_text() == run.hostfile.read_text() and hostfile.stat().st_mode & 0o777 == 0o644
+
+
+def test_ranks_on_a_node_that_breaks_off_during_a_start_are_recorded_and_ended_later(
+    tmp_path: Path, connections: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = threading.Event()
+    start_one, stop_all = runs._start, runs.send_stop
+
+    def start(link: Connection, *plan: Any) -> object:
+        answer = start_one(link, *plan)
+        if link.node == "node1":
+            broken.set()
+            raise LinkLost("node1", "the connection broke")
+        return answer
+
+    def stop(
+        opened: Connections, nodes: Sequence[Node], run: RunDir, request: StopRequest
+    ) -> list[Outcome[int]]:
+        away = [node for node in nodes if node.name == "node1"]
+        others = stop_all(opened, [node for node in nodes if node not in away], run, request)
+        return [*others, *(Outcome[int](node, error=LinkLost(node.name, "no answer")) for node in away)]
+
+    monkeypatch.setattr(runs, "_start", start)
+    monkeypatch.setattr(runs, "send_stop", stop)
+    with pytest.raises(LinkLost, match="node1"):
+        launched(tmp_path, connections, program("import time; time.sleep(600)", grace=0.0))
+    (root,) = (tmp_path / "runs").iterdir()
+    run = RunDir(root)
+    assert broken.is_set() and left_of(run) > 0
+    assert [entry.node.name for entry in run.read_record().abandoned] == ["node1"]
+    assert abandoned.clear(run, connections) == ["node1"]
+    assert left_of(run) == 0 and not run.read_record().abandoned
+
+
+def test_an_attempt_that_nobody_starts_on_a_node_is_lost_there(
+    tmp_path: Path, connections: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "STARTING", 0.5)
+    sent: list[Frame] = []
+    until = {"run_dir": str(tmp_path), "attempt": 1}
+    request = Request(
+        1, "follow", {"until": until}, workdir=str(tmp_path), watcher=Watcher(), send_frame=sent.append
+    )
+    assert follow.follow(request) == {"state": "lost", "report": None}

@@ -15,9 +15,10 @@ from clusterctl.jobs.job import Job
 from clusterctl.jobs.run_folder import RunDir
 from clusterctl.runs.causes.cause import read_cause
 from clusterctl.runs.controller import Control
+from clusterctl.runs.decide.attempt import Hang
 from clusterctl.runs.state import RunState
 from clusterctl.runs.watching import stall
-from clusterctl.runs.watching.stall import LATER, Hang, Silence
+from clusterctl.runs.watching.stall import LATER, Silence
 from clusterctl.transport.fanout import Connections
 from clusterctl.transport.local import LocalTransport
 from tests.clusterctl.runs.test_controller import controlled, said

@@ -65,7 +65,7 @@ def test_a_failed_look_up_ends_no_run_and_is_quoted_when_it_lasts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back: bool
 ) -> None:
     monkeypatch.setattr(controller, "PATIENCE", 4.0)
-    monkeypatch.setattr("clusterctl.runs.watching.watch.ALONE", 600.0 if back else 10.0)
+    monkeypatch.setattr("clusterctl.runs.decide.attempt.ALONE", 600.0 if back else 10.0)
     transport = Nameless()
     with Connections(transport) as connections:
         run = launched(tmp_path, connections, program(UNTIL.format(path=str(tmp_path / "end")), grace=0.5))
