@@ -96,8 +96,8 @@ BUGS: dict[str, Bug] = {
     ),
     "a restart ends nothing of the last attempt": (
         RUN,
-        "answered: Collection[str] = yield Clear(asked)",
-        "answered: Collection[str] = [node.name for node in asked]",
+        "answered: Collection[str] = yield Clear(wanted)",
+        "answered: Collection[str] = [node.name for node in wanted]",
     ),
 }
 # The first seed that finds each.

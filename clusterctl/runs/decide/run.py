@@ -142,8 +142,8 @@ def _start_again(
     replaceable = bool(members.spares) or policy.min_nodes is not None
     # A lost node is contacted again only if no other node can replace it: connecting to a dead machine takes 10 s or
     # more.
-    asked = tuple(node for node in members.nodes if not (replaceable and node.name in silent))
-    answered: Collection[str] = yield Clear(asked)
+    wanted = tuple(node for node in members.nodes if not (replaceable and node.name in silent))
+    answered: Collection[str] = yield Clear(wanted)
     lost = {node.name for node in members.nodes} - set(answered)
     nodes, spares = yield from choose((yield ReadMembers()), lost, policy, fits)
     if silent := lost & {node.name for node in nodes}:
