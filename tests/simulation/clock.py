@@ -52,7 +52,7 @@ class Machine:
     boot: int = 1
     is_up: bool = True
     paused_until: float = 0.0
-    processes: set[Process] = field(default_factory=set)
+    processes: dict[Process, None] = field(default_factory=dict)
 
 
 class Process:
@@ -61,14 +61,14 @@ class Process:
     def __init__(self, clock: Clock, machine: Machine, task: Task, *, apart: bool = False) -> None:
         """`apart`: it outlives the process that starts it."""
         self.clock, self.machine, self.task = clock, machine, task
-        self.children: set[Process] = set()
+        self.children: dict[Process, None] = {}
         self.parent = None if apart else clock.running
         if self.parent:
-            self.parent.children.add(self)
+            self.parent.children[self] = None
         self.done = Result()
         self.is_alive = True
         self.epoch = 0
-        machine.processes.add(self)
+        machine.processes[self] = None
         self._later(0.0, None, None)
 
     def _later(self, seconds: float, value: Any, error: Exception | None) -> None:
@@ -115,9 +115,9 @@ class Process:
 
     def _end(self, value: Any, error: Exception | None) -> None:
         self.is_alive = False
-        self.machine.processes.discard(self)
+        self.machine.processes.pop(self, None)
         if self.parent:
-            self.parent.children.discard(self)
+            self.parent.children.pop(self, None)
         self.done.set(value, error)
 
     def kill(self) -> None:

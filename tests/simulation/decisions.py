@@ -32,7 +32,7 @@ def decisions(bug: tuple[str, str, str] | None = None) -> Any:
 
 
 AGENTS = {"Supervised", "Stopping", "Seen", "Event", "step", "stop"}
-RUNS = {"control", "choose", "Members", "STOPPED"}
+RUNS = {"control", "choose", "Members", "Start", "STOPPED"}
 
 
 def _module(path: str, bug: tuple[str, str, str] | None) -> ModuleType:

@@ -103,6 +103,11 @@ class Launcher(Machine):
         if not (self.controller and self.controller.is_alive):
             self.controller = Process(self.clock, self, Controller(self, started=False).serve(), apart=True)
 
+    def resume(self) -> None:
+        """Start an ended run again, as its user does."""
+        if self.folder.is_over and not self.has_controller():
+            self.controller = Process(self.clock, self, Controller(self, started=False).resume(), apart=True)
+
     def clear_lost(self, links: dict[str, Link]) -> Task:
         """End what is left on nodes of an ended run, once they answer."""
         folder = self.folder
@@ -182,7 +187,6 @@ class Controller:
         self.clock, self.network, self.folder = launcher.clock, launcher.network, launcher.folder
         self.code = launcher.code
         self.links: dict[str, Link] = {}
-        self.ended_here: set[Process] = set()
 
     def launch(self) -> Task:
         reason = yield from self._start(self.folder.nodes, self.folder.spares, first=True)
@@ -193,17 +197,39 @@ class Controller:
         self.started = True
         yield from self.serve()
 
+    def resume(self) -> Task:
+        folder = self.folder
+        phase, folder.phase = folder.phase, "running"
+        folder.stop_asked, folder.history = None, History()
+        yield from self.launcher.clear(self.links)
+        members = self.code.Members(folder.nodes, folder.spares, folder.full)
+        nodes, spares = yield from self._finish(self.code.choose(members, set(), folder.policy, bool))
+        reason = yield from self._start(self.code.Start(tuple(nodes), tuple(spares)))
+        if reason:
+            folder.phase, folder.verdict = phase, reason
+            yield from self.launcher.clear_lost(self.links)
+            return
+        self.started = True
+        yield from self.serve()
+
+    def _finish(self, process: Any) -> Task:
+        """Carry out the steps of a process; return its result."""
+        result = None
+        try:
+            while True:
+                step = process.send(result)
+                result = yield from getattr(self, f"_{type(step).__name__.lower()}")(step)
+        except StopIteration as end:
+            return end.value
+
     def serve(self) -> Task:
         folder = self.folder
         chase = Process(self.clock, self.launcher, self._chase())
-        process, result = self.code.control(folder.policy, folder.history, bool), None
         try:
-            while not folder.is_over:
-                step = process.send(result)
-                name = type(step).__name__
-                result = yield from getattr(self, f"_{name.lower()}")(step)
-        except StopIteration as end:
-            self._conclude(end.value)
+            if not folder.is_over:
+                self._conclude(
+                    (yield from self._finish(self.code.control(folder.policy, folder.history, bool)))
+                )
         finally:
             chase.kill()
         yield from self.launcher.clear_lost(self.links)
@@ -217,7 +243,7 @@ class Controller:
         folder = self.folder
         folder.verdict = end.verdict
         phase = "finished" if end.attempt.failure is None else "failed"
-        for name in end.attempt.left & folder.members():
+        for name in sorted(end.attempt.left & folder.members()):
             folder.abandoned[name] = folder.attempt
         folder.phase = "stopped" if folder.stop_asked is not None and phase != "finished" else phase
         self.launcher.say(f"run {folder.phase}: {end.verdict}")
@@ -263,7 +289,7 @@ class Controller:
             if len(answers) < len(nodes):
                 return "a node does not answer"
             left = folder.members() - {node.name for node in nodes}
-            folder.abandoned.update(dict.fromkeys(left, folder.attempt))
+            folder.abandoned.update(dict.fromkeys(sorted(left), folder.attempt))
             folder.nodes, folder.spares = nodes, spares
             folder.attempt += 1
         attempt, names = folder.attempt, [node.name for node in folder.nodes]
@@ -278,7 +304,7 @@ class Controller:
             answers = yield from self.launcher.ask_all(
                 self.links, names, lambda node: node.stop(attempt, 0.0)
             )
-            folder.abandoned.update(dict.fromkeys(set(names) - answers.keys(), attempt))
+            folder.abandoned.update(dict.fromkeys(sorted(set(names) - answers.keys()), attempt))
             return self.code.STOPPED if folder.stop_asked is not None else "a node did not start"
         return ""
 
@@ -334,7 +360,7 @@ class Watch:
         self.queue: list[Any] = []
         self.woken = Result()
         self.links: dict[str, Link] = {}
-        self.tasks: set[Process] = set()
+        self.tasks: dict[Process, None] = {}
 
     def put(self, event: Any) -> None:
         self.queue.append(event)
@@ -343,7 +369,7 @@ class Watch:
 
     def run(self) -> Task:
         try:
-            for name in self.state.nodes:
+            for name in sorted(self.state.nodes):
                 self._spawn(self._follow(name))
             while not self.state.is_over:
                 self._decide(self.code.Tick(self._quiet()))
@@ -370,8 +396,8 @@ class Watch:
 
     def _spawn(self, task: Task) -> None:
         process = Process(self.clock, self.launcher, task)
-        self.tasks.add(process)
-        process.done.waiting.append(lambda: self.tasks.discard(process))
+        self.tasks[process] = None
+        process.done.waiting.append(lambda: self.tasks.pop(process, None))
 
     def _decide(self, event: Any) -> None:
         before = self.state

@@ -40,8 +40,8 @@ class Link:
     node: str
     boot: int
     is_open: bool = True
-    calls: set[Result] = field(default_factory=set)
-    tasks: set[Process] = field(default_factory=set)
+    calls: dict[Result, None] = field(default_factory=dict)
+    tasks: dict[Process, None] = field(default_factory=dict)
     held: list[Callable[[], None]] = field(default_factory=list)
     """What is under way on a path that is cut."""
 
@@ -52,7 +52,7 @@ class Network:
     def __init__(self, clock: Clock, random: Random, machines: dict[str, Machine]) -> None:
         self.clock, self.random, self.machines = clock, random, machines
         self.paths = {name: Path() for name in machines}
-        self.links: dict[str, set[Link]] = {name: set() for name in machines}
+        self.links: dict[str, dict[Link, None]] = {name: {} for name in machines}
 
     def delay(self) -> float:
         return 0.0005 * (1 + 9 * self.random.random() ** 4)
@@ -71,7 +71,7 @@ class Network:
         else:
             raise NoLink("no answer")
         link = Link(node, machine.boot)
-        self.links[node].add(link)
+        self.links[node][link] = None
         return link
 
     def call(self, link: Link, work: Callable[[], Task]) -> Result:
@@ -80,13 +80,13 @@ class Network:
         if not link.is_open:
             result.set(error=NoLink("closed"))
             return result
-        link.calls.add(result)
+        link.calls[result] = None
 
         def arrive() -> None:
             machine = self.machines[link.node]
             if link.is_open and machine.is_up and machine.boot == link.boot:
                 process = Process(self.clock, machine, work())
-                link.tasks.add(process)
+                link.tasks[process] = None
                 process.done.waiting.append(lambda: done(process))
 
         def done(process: Process) -> None:
@@ -95,8 +95,8 @@ class Network:
                 self._send(link, lambda: answer(process), back=True)
 
         def answer(process: Process) -> None:
-            link.tasks.discard(process)
-            link.calls.discard(result)
+            link.tasks.pop(process, None)
+            link.calls.pop(result, None)
             result.set(process.done.value, process.done.error)
 
         self._send(link, arrive)
@@ -123,10 +123,10 @@ class Network:
         if not link.is_open:
             return
         link.is_open = False
-        self.links[link.node].discard(link)
+        self.links[link.node].pop(link, None)
         for process in list(link.tasks):
             process.kill()
-        calls, link.calls = link.calls, set()
+        calls, link.calls = link.calls, {}
         for result in calls:
             result.set(error=NoLink(reason))
 

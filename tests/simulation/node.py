@@ -51,6 +51,7 @@ class Node(Machine):
     """Called with what happened to the ranks: `start`, `end` or `failure`, and the attempt."""
     disk: dict[tuple[int, str], Any] = field(default_factory=dict)
     is_full: bool = False
+    unwritten: dict[tuple[int, str], Any] = field(default_factory=dict)
     ranks: list[Rank] = field(default_factory=list)
     supervisors: dict[int, Supervisor] = field(default_factory=dict)
     followers: dict[int, list[tuple[Link, Callable[[str, Any], None]]]] = field(default_factory=dict)
@@ -61,11 +62,18 @@ class Node(Machine):
         return self.disk.get((attempt, name))
 
     def write(self, attempt: int, name: str, value: Any) -> None:
-        """Write a record; on a full disk it stays as it was, and is written when there is space."""
+        """Write a record; a new one on a full disk is written when there is space."""
         if not self.is_full or (attempt, name) in self.disk:
             self.disk[attempt, name] = value
         else:
-            self.clock.at(0.5, lambda: self.write(attempt, name, value))
+            self.unwritten[attempt, name] = value
+
+    def fill(self, *, full: bool) -> None:
+        """Fill the disk, or free some space."""
+        self.is_full = full
+        if not full:
+            self.disk.update(self.unwritten)
+            self.unwritten.clear()
 
     # -- faults
 
@@ -78,6 +86,7 @@ class Node(Machine):
             process.kill()
         self.supervisors.clear()
         self.followers.clear()
+        self.unwritten.clear()
 
     def start_again(self) -> None:
         self.is_up, self.boot = True, self.boot + 1

@@ -55,6 +55,7 @@ KINDS = {
     "launcher pauses": 1,
     "stop": 3,
     "stop dies": 1,
+    "resume": 2,
 }
 
 
@@ -328,8 +329,8 @@ class Play:
             self.clock.at(seconds, lambda: supervisor.freeze(stuck=False))
 
     def _disk_full(self, node: Node, seconds: float) -> None:
-        node.is_full = True
-        self.clock.at(seconds, lambda: setattr(node, "is_full", False))
+        node.fill(full=True)
+        self.clock.at(seconds, lambda: node.fill(full=False))
 
     def _controller_dies(self, node: Node, seconds: float) -> None:
         if self.launcher.has_controller():
@@ -346,6 +347,9 @@ class Play:
 
     def _stopped(self) -> Task:
         self.stop_returned((yield from self.launcher.stop()))
+
+    def _resume(self, node: Node, seconds: float) -> None:
+        self.launcher.resume()
 
     def _stop_dies(self, node: Node, seconds: float) -> None:
         self._stop(node, seconds)

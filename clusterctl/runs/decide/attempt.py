@@ -269,7 +269,7 @@ Action = Say | Note | Lose | Dial | CallRoll | SendStop | AskSpares
 
 def begin(nodes: frozenset[str], since: float, **more: object) -> Attempt:
     """Return the state in which no node was reached; `since`: when the attempt began."""
-    return Attempt(nodes, dict.fromkeys(nodes, since + SILENCE - SOONER), **more)  # type: ignore[arg-type]
+    return Attempt(nodes, dict.fromkeys(sorted(nodes), since + SILENCE - SOONER), **more)  # type: ignore[arg-type]
 
 
 def step(state: Attempt, event: Event, now: float) -> tuple[Attempt, list[Action]]:

@@ -41,7 +41,7 @@ class Network:
 
 def away(*, spares: bool) -> Attempt:
     """An attempt whose nodes have not answered since time 0."""
-    return Attempt(NODES, dict.fromkeys(NODES, 0.0), patience=5.0, has_spares=spares)
+    return Attempt(NODES, dict.fromkeys("ab", 0.0), patience=5.0, has_spares=spares)
 
 
 def test_without_spare_nodes_it_is_taken_for_our_own_link() -> None:
