@@ -50,8 +50,14 @@ class Spans:
     """The largest of `last`."""
 
 
-def pages(count: int, groups: int, size: int) -> tuple[Tensor, Tensor]:
-    """Return empty pages of one layer: keys (pages, groups, size, 16), values (pages, groups, 16, size)."""
+def pages(count: int, groups: int, size: int, shared: int = 0) -> tuple[Tensor, Tensor]:
+    """Return empty pages of one layer: keys (pages, groups, size, 16), values (pages, groups, 16, size).
+
+    `shared`: values are these first numbers of keys, and have no memory of their own.
+    """
+    if shared:
+        keys = torch.zeros(count, groups, size, PAGE)
+        return keys, keys[:, :, :shared].transpose(2, 3)
     return torch.zeros(count, groups, size, PAGE), torch.zeros(count, groups, PAGE, size)
 
 
@@ -100,7 +106,7 @@ def reference(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Return the same as `attend`, computed in plain torch; `cap`, `sinks`: as in `native.reference.attention`."""
-    out, begins = torch.empty_like(q), spans.begins.tolist()
+    out, begins = q.new_empty(*q.shape[:2], value_pages.shape[-1]), spans.begins.tolist()
     for number, (begin, end) in enumerate(itertools.pairwise(begins)):
         table = spans.tables[number, : -(-int(spans.last[begin:end].max()) // PAGE)].long()
         keys = key_pages[table].permute(1, 2, 0, 3).flatten(2)  # (groups, size, positions)

@@ -117,9 +117,15 @@ class Heads:
         return replace(self, heads=self.heads // ranks, groups=self.groups // ranks)
 
     @property
+    def pages(self) -> tuple[int, int, int]:
+        """Return the groups of keys in a cache, the width of a key, and that of a value which is part of it, or 0."""
+        return self.groups, self.size, 0
+
+    @property
     def cached(self) -> int:
         """Return how many numbers a token has in the cache of a layer."""
-        return 2 * self.keys
+        groups, key, shared = self.pages
+        return groups * key * (1 if shared else 2)
 
     def whole_scores(self, sequence: int) -> int:
         """Return the operations per token of the scores of all tokens, and of the values that they weigh."""
@@ -168,3 +174,57 @@ class Heads:
         # Scaled queries, the mask, and probabilities: with dropout before and after it, and its factors; with a soft
         # limit the tanh of the scores.
         return always + result + given + masks + scores * ((3 if self.dropout else 1) + (self.cap > 0))
+
+
+@dataclass(frozen=True)
+class Latent(Heads):
+    """Attention whose keys and values are made of one latent per token; `size` is the width of a query."""
+
+    rank: int = 1
+    """Width of a latent of keys and values."""
+    q_rank: int = 0
+    """Width of a latent of queries; 0: they have none."""
+    turned: int = 1
+    """Numbers of a query and a key that are rotated; all heads of a key share them."""
+    value: int = 1
+    """Width of a value."""
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.value
+
+    @property
+    def plain(self) -> bool:
+        return True
+
+    @property
+    def outputs(self) -> int:
+        return self.heads * (2 * self.size - self.turned + self.value)
+
+    @property
+    def divided(self) -> int:
+        """Return the parameters that tensor parallel ranks divide: the matrices of heads."""
+        of_queries = (self.q_rank or self.hidden) * self.heads * self.size
+        made = self.rank * self.heads * (self.size - self.turned + self.value)
+        return of_queries + made + self.width * self.hidden
+
+    @property
+    def matrices(self) -> int:
+        return self.divided + self.hidden * (self.q_rank + self.rank + self.turned)
+
+    @property
+    def parameters(self) -> int:
+        return self.matrices + self.q_rank + self.rank
+
+    @property
+    def pages(self) -> tuple[int, int, int]:
+        return 1, self.rank + self.turned, self.rank
+
+    def part(self, ranks: int) -> Latent:
+        return replace(self, heads=self.heads // ranks, groups=self.groups // ranks)
+
+    def whole_scores(self, sequence: int) -> int:
+        return 2 * sequence * self.heads * (self.size + self.value)
+
+    def operations(self, sequence: int) -> int:
+        return self.whole_scores(sequence) // 2

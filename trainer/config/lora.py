@@ -172,8 +172,8 @@ def lora_faults(model: ModelConfig, lora: LoraConfig) -> Iterator[Fault]:
         if lora.targets or lora.dropout:
             yield Fault("train.tune.lora.rank", "is 0, which is no adapter", "use a rank such as 8")
         return
-    if model.dense_layers or model.expert_bias:
-        problem = "there are no adapters for models with dense_layers or expert_bias"
+    if model.dense_layers or model.expert_bias or model.kv_rank:
+        problem = "there are no adapters for models with dense_layers, expert_bias or kv_rank"
         yield Fault("train.tune.lora.rank", problem, "leave lora out, or use another model")
     try:
         adapted(model, lora)

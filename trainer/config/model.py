@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from clusterctl.wire.fields import setting
-from trainer.config.attention import Heads
+from trainer.config.attention import Heads, Latent
 from trainer.config.norm import NORMS
 from trainer.config.rope import RopeConfig
 from trainer.config.router import TopK
@@ -34,6 +34,15 @@ class ModelConfig:
     """Heads of keys and values, each shared by heads / query_groups queries; 0 means as many as heads."""
     head_dim: int = setting(0, least=0)
     """Width of a head; 0 means hidden / heads."""
+    kv_rank: int = setting(0, least=0)
+    """Latent attention: width of the latent of a token of which its keys and values are made; 0: they are not. head_dim
+    is then the width of the part of a query that is not rotated."""
+    q_rank: int = setting(0, least=0)
+    """With kv_rank: width of the latent of which queries are made; 0: they are made of the input."""
+    rope_dim: int = setting(64, least=2)
+    """With kv_rank: width of the part of a query that is rotated; all heads share that of the key."""
+    value_dim: int = setting(128, least=1)
+    """With kv_rank: width of a value."""
     sequence: int = setting(128, least=2)
     """Tokens per sample."""
     positions: int = setting(0, least=0)
@@ -163,6 +172,20 @@ class ModelConfig:
     @cached_property
     def attention(self) -> Heads:
         """Return the sizes of attention."""
+        if self.kv_rank:
+            return Latent(
+                self.hidden,
+                self.heads,
+                self.heads,
+                self.head_size + self.rope_dim,
+                self.bias,
+                rotary=self.rotary,
+                dropout=self.attention_dropout,
+                rank=self.kv_rank,
+                q_rank=self.q_rank,
+                turned=self.rope_dim,
+                value=self.value_dim,
+            )
         return Heads(
             self.hidden,
             self.heads,
@@ -229,7 +252,7 @@ class ModelConfig:
     @property
     def rotary_size(self) -> int:
         """Return how many numbers of a head are rotated."""
-        return int(self.head_size * self.rope.part)
+        return self.rope_dim if self.kv_rank else int(self.head_size * self.rope.part)
 
     @property
     def context(self) -> int:

@@ -109,7 +109,7 @@ def _save_faults(config: TrainConfig) -> Iterator[Fault]:
 # Settings that change nothing without another one.
 _NEEDED = {
     **{"windowed": "window", "window_base": "windowed", "rotated": "rotary"},
-    **{"qk_norm_whole": "qk_norm", "gate": "swiglu"},
+    **{"qk_norm_whole": "qk_norm", "gate": "swiglu", "q_rank": "kv_rank"},
     **dict.fromkeys(
         ("scoring", "router_bias", "expert_bias", "expert_groups", "routed_scale", "dense_layers"), "experts"
     ),
@@ -149,6 +149,13 @@ def model_faults(model: ModelConfig) -> Iterator[Fault]:
         yield Fault("train.model.rope", "goes with rotary: true, and rotary is false", "add rotary: true")
     if model.swiglu and model.kind == "glm":
         yield Fault("train.model.swiglu", "GLM's feed-forward part is a GELU", "leave swiglu out")
+    if model.kv_rank:
+        settings = ("query_groups", "window", "qk_norm", "attention_cap", "sinks")
+        for name in (name for name in settings if getattr(model, name)):
+            yield Fault(f"train.model.{name}", "does not go with latent attention (kv_rank)", "leave it out")
+        if model.kind == "glm" or not model.rotary or model.bias != "none":
+            problem = "latent attention is that of a gpt with rotary: true and bias: none"
+            yield Fault("train.model.kv_rank", problem, "change these, or leave kv_rank out")
     for name, other in _NEEDED.items():
         if getattr(model, name) != getattr(_PLAIN, name) and not getattr(model, other):
             yield Fault(f"train.model.{name}", f"goes with {other}", f"add {other}, or leave {name} out")

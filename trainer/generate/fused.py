@@ -20,7 +20,17 @@ ACTIVATIONS = {"gelu_tanh": Activation.GELU_TANH, "gelu": Activation.GELU}
 
 # The settings of which the compiled decoder has the default alone.
 PLAIN = (
-    *("experts", "rotated", "windowed", "attention_cap", "sinks", "qk_norm_whole", "input_norms", "gate"),
+    *(
+        "kv_rank",
+        "experts",
+        "rotated",
+        "windowed",
+        "attention_cap",
+        "sinks",
+        "qk_norm_whole",
+        "input_norms",
+        "gate",
+    ),
     *("scaled_embeddings", "logit_cap"),
 )
 

@@ -66,7 +66,7 @@ class Cache(PagedCache):
     def __init__(self, heads: Sequence[Heads], pages: int) -> None:
         """`heads`: those of this rank, in each layer."""
         self.heads = heads
-        self.layers = [paged.pages(pages, own.groups, own.size) for own in heads]
+        self.layers = [paged.pages(pages, *own.pages) for own in heads]
         self.spans: dict[int, Spans] = {}
 
     def begin(self, step: Step) -> Step:
@@ -76,8 +76,11 @@ class Cache(PagedCache):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         keys, values = self.layers[layer]
         spans, scale, cap = self.spans[self.heads[layer].window], q.shape[2] ** -0.5, self.heads[layer].cap
-        paged.store(k, v, keys, values, spans.slots)
-        if cap or sinks is not None:
+        if self.heads[layer].pages[2]:
+            keys[spans.slots // PAGE, :, :, spans.slots % PAGE] = k
+        else:
+            paged.store(k, v, keys, values, spans.slots)
+        if self.heads[layer].plain:
             return paged.reference(q, keys, values, spans, scale, cap, sinks)
         return paged.attend(q, keys, values, spans, scale)
 

@@ -33,10 +33,11 @@ from trainer.generate.modules import Cache, PackedTable, PagedCache, Step, fill
 from trainer.generate.on_device import DeviceCache
 from trainer.generate.on_device import fill as fill_device
 from trainer.model.attention.heads import CachedAttention
-from trainer.model.attention.sight import Sight, sight_of
+from trainer.model.attention.latent import CachedLatents, LatentAttention
+from trainer.model.attention.sight import Sight
 from trainer.model.glm import GLM
 from trainer.model.gpt import GPT
-from trainer.model.rotary import Turns
+from trainer.model.rotary import Turns, sight_of
 from trainer.parallel.pipeline import UNDIVIDED, Pipeline
 from trainer.parallel.tensor import ALONE, Parallel
 
@@ -101,14 +102,14 @@ class Network:
         """Compute this rank's part of a step; return the logits on ranks of the last stage, else None."""
         step = self.cache.begin(step)
         if self.fused is not None:
-            return self._compute_fused(self.fused, step, self._turns(step.positions))
+            return self._compute_fused(self.fused, step, self._sight(step.positions).turns)
         return self.through(step.ids, step.positions, step.wanted)
 
     def through(self, ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor | None:
         """Compute this rank's layers by the model's own modules; return as `compute`."""
         pipeline, model = self.place.pipeline, self.model
         x = self._embedded(ids, positions) if pipeline.is_first else self._received(len(ids))
-        sight = Sight() if self.is_glm else sight_of(self.config, positions)
+        sight = self._sight(positions)
         for block in model.blocks.values():
             x = block(x, sight)
         if not pipeline.is_last:
@@ -117,9 +118,9 @@ class Network:
         logits: Tensor = self._head.logits(model.norm(x[0, wanted]))
         return logits
 
-    def _turns(self, positions: Tensor) -> Turns | None:
-        """Return the rotary positions, with the same length for all texts: dynamic scaling depends on it."""
-        return None if self.is_glm else sight_of(self.config, positions).turns
+    def _sight(self, positions: Tensor) -> Sight:
+        """Return what blocks share, with the same length for all texts: dynamic scaling depends on it."""
+        return Sight() if self.is_glm else sight_of(self.config, positions)
 
     def _compute_fused(self, fused: Fused, step: Step, rotated: Turns | None) -> Tensor | None:
         pipeline, tokens = self.place.pipeline, len(step.ids)
@@ -227,7 +228,8 @@ def device_network(
 def _attend_over(model: Model, cache: PagedCache) -> None:
     blocks: Any = model.blocks.values()
     for layer, block in enumerate(blocks):
-        block.attention = CachedAttention(block.attention, cache, layer)
+        latent = isinstance(block.attention, LatentAttention)
+        block.attention = (CachedLatents if latent else CachedAttention)(block.attention, cache, layer)
 
 
 def of_model(model: Model, pages: int, kind: str = "fp32", kernel: bool | None = None) -> Network:

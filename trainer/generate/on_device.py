@@ -141,13 +141,15 @@ class DeviceCache(PagedCache):
         # One more page takes what the unused texts of a captured step store.
         self.scratch = pages
         self.device, self.heads, self.ops = device.name, heads, ops
-        self.layers = [(self._empty(own, TYPES[kind]), self._empty(own, TYPES[kind])) for own in heads]
+        self.layers = [self._empty(own, TYPES[kind]) for own in heads]
         self._slots = torch.empty(0)
         self._plans: dict[int, _Plan] = {}
 
-    def _empty(self, heads: Heads, dtype: torch.dtype) -> Tensor:
-        shape = (self.scratch + 1, PAGE, heads.groups, heads.size)
-        return torch.zeros(shape, dtype=dtype, device=self.device)
+    def _empty(self, heads: Heads, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        groups, size, shared = heads.pages
+        shape = (self.scratch + 1, PAGE, groups, size)
+        keys = torch.zeros(shape, dtype=dtype, device=self.device)
+        return keys, keys[..., :shared] if shared else torch.zeros_like(keys)
 
     def begin(self, step: Step) -> Step:
         self._slots = step.spans.slots.to(self.device)
@@ -217,13 +219,13 @@ class DeviceCache(PagedCache):
                 partial(each, cap=own.cap, sinks=sinks)
                 for each in (reference.attention, reference.paged_attention)
             )
-        self.ops.store_in_pages(*pages, k, v, self._slots)
+        (reference if own.plain else self.ops).store_in_pages(*pages, k, v, self._slots)
         alone = 0 if plan.reach is None else len(plan.reach.tables)
         if plan.reach is not None:
             mixed = over_pages(q[:alone], *pages, plan.reach)
             if alone == len(q):
                 return mixed
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        out = q.new_empty(*q.shape[:2], v.shape[-1])
         if plan.reach is not None:
             out[:alone] = mixed
         for prompts in plan.prompts:

@@ -12,13 +12,14 @@ import native
 from trainer.config.layout import Piece
 from trainer.config.model import ModelConfig
 from trainer.model import masks
-from trainer.model.attention.sight import Sight, sight_of
+from trainer.model.attention.sight import Sight
 from trainer.model.layers import (
     PositionTable,
     Transformer,
 )
 from trainer.model.masks import Ends
 from trainer.model.recompute import NOTHING, Recompute
+from trainer.model.rotary import sight_of
 from trainer.model.token_ids import check_token_ids
 from trainer.parallel.tensor import ALONE, SEQUENCE, Parallel
 

@@ -20,6 +20,7 @@ from native.reference import capped
 from trainer.config.layout import Piece, pieces_of
 from trainer.config.model import ModelConfig
 from trainer.model.attention.heads import Attention
+from trainer.model.attention.latent import LatentAttention
 from trainer.model.attention.sight import PLAIN, Sight, picked
 from trainer.model.cuts import Cut, cuts_of
 from trainer.model.dropout import Seeds, dropout_add
@@ -144,7 +145,8 @@ class Block(nn.Module):
         super().__init__()
         self.seeds = seeds or Seeds()
         self.norm_1 = norm_of(config, ops) if config.input_norms else None
-        self.attention = Attention(config, ops, parallel, recompute)
+        kind = LatentAttention if config.kv_rank else Attention
+        self.attention = kind(config, ops, parallel, recompute)
         self.norm_2 = norm_of(config, ops) if config.input_norms else None
         self.feed_forward: FeedForward | Experts = (Experts if config.experts else FeedForward)(
             config, ops, parallel

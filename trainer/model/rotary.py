@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+import native
 from trainer.config.model import ModelConfig
 from trainer.config.rope import RopeConfig
+from trainer.model.attention.sight import Sight
+from trainer.parallel.tensor import ALONE, Parallel
 
 # Cosines and sines of rotary positions, each (batch or 1, 1, sequence, rotated numbers / 2).
 Turns = tuple[Tensor, Tensor]
+
+
+def sight_of(
+    config: ModelConfig,
+    at: Tensor,
+    documents: Tensor | None = None,
+    context: Parallel = ALONE,
+    aux_weight: float | Tensor = 0.0,
+    length: int = 0,
+) -> Sight:
+    """Return what the blocks share for tokens at positions `at`, (sequence,) or (batch, sequence).
+
+    `documents`: as in `native.Mask`. `length`: that of the samples; 0: a decoder's cache hides what a window does.
+    """
+    final = length or config.sequence
+    turning = turns(at, config, final) if config.rotary else None
+    window = config.window if config.window < length else 0
+    every = Sight(native.Mask(0 if config.windowed else window, documents), turning, context, aux_weight)
+    if not config.windowed:
+        return every
+    if config.rotary and config.window_base:
+        turning = turns(at, config.decided(), final)
+    return replace(every, windowed=replace(every, mask=native.Mask(window, documents), turns=turning))
 
 
 def turns(at: Tensor, config: ModelConfig, length: int = 0) -> Turns:

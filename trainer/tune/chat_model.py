@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.model import masks
-from trainer.model.attention.sight import Sight, picked, sight_of
+from trainer.model.attention.sight import Sight, picked
 from trainer.model.gpt import GPT
 from trainer.model.masks import UNCOUNTED
+from trainer.model.rotary import sight_of
 from trainer.parallel.tensor import SEQUENCE
 from trainer.tune.progress import CountsAnswers
 

@@ -61,6 +61,14 @@ OSS = {
     "window": 5,
     "windowed": [1, 0],
 }
+LATENT = {
+    **GLM_MOE,
+    "kv_rank": 12,
+    "q_rank": 20,
+    "rope_dim": 4,
+    "value_dim": 6,
+    "rope": {"interleaved": True},
+}
 TIGHT_MOE = {**MOE, "capacity": 0.75}
 OLMO_3 = {
     **LLAMA,
@@ -94,6 +102,7 @@ MODELS = {
     "moe": MOE,
     "glm-moe": GLM_MOE,
     "oss": OSS,
+    "latent": LATENT,
     "tight-moe": TIGHT_MOE,
     "gpt": GPT,
     "newer-gpt": NEWER_GPT,
@@ -189,6 +198,8 @@ LAYOUTS = [
     pytest.param("gemma", 2, {"parallel": {"tensor": 2}}, id="gemma-tensor2"),
     pytest.param("glm-moe", 2, {"parallel": {"tensor": 2}}, id="glm-moe-tensor2"),
     pytest.param("oss", 2, {"parallel": {"tensor": 2}}, id="oss-tensor2"),
+    pytest.param("latent", 2, {"parallel": {"tensor": 2}}, id="latent-tensor2"),
+    pytest.param("latent", 2, {"parallel": {"tensor": 2, "sequence": True}}, id="latent-tensor2-sequence"),
     pytest.param("glm-moe", 2, {"parallel": {"tensor": 2, "sequence": True}}, id="glm-moe-tensor2-sequence"),
     pytest.param("gemma", 2, {"parallel": {"tensor": 2, "sequence": True}}, id="gemma-tensor2-sequence"),
     pytest.param(
@@ -291,6 +302,7 @@ PIPELINES = [
     pytest.param("olmo3", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="olmo3-pipeline2"),
     pytest.param("glm-moe", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="glm-moe-pipeline2"),
     pytest.param("oss", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="oss-pipeline2"),
+    pytest.param("latent", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="latent-pipeline2"),
     pytest.param("gemma", 2, {"parallel": {"pipeline": 2}, "micro_batch": 2}, id="gemma-pipeline2"),
     pytest.param(
         "qwen3",
@@ -348,6 +360,7 @@ JOURNEYS = [
     ),
     pytest.param("glm", [(4, {"tensor": 2}, 2), (4, {"pipeline": 2}, 2)], id="glm-2x2-pipeline2"),
     pytest.param("glm-moe", [(2, {"tensor": 2}, 1), (2, {"pipeline": 2}, 0)], id="glm-moe-tensor2-pipeline2"),
+    pytest.param("latent", [(2, {"tensor": 2}, 1), (2, {"pipeline": 2}, 0)], id="latent-tensor2-pipeline2"),
     pytest.param("oss", [(2, {"tensor": 2}, 1), (2, {"pipeline": 2}, 0)], id="oss-tensor2-pipeline2"),
     pytest.param("gemma", [(2, {"tensor": 2}, 0), (2, {"pipeline": 2}, 0)], id="gemma-tensor2-pipeline2"),
     pytest.param("olmo3", [(2, {"tensor": 2}, 0), (2, {"pipeline": 2}, 0)], id="olmo3-tensor2-pipeline2"),

@@ -183,13 +183,13 @@ def test_tokens_that_cannot_be_captured_are_computed_op_by_op_after_one_warning(
     orders = [(ids, Sampling(max_tokens=8, temperature=0.0)) for ids in prompts()]
     expected = run(on_device(model, 200, captures=False), orders)
     network = on_device(model, 200)
-    turning = network._turns
+    turning = network._sight
 
     def reading(positions: torch.Tensor) -> object:
         positions.nonzero()
         return turning(positions)
 
-    monkeypatch.setattr(network, "_turns", reading)
+    monkeypatch.setattr(network, "_sight", reading)
     with pytest.warns(RuntimeWarning, match="computed op by op, not as a captured graph: .*nonzero") as told:
         found = run(network, orders)
     assert len([each for each in told if "op by op" in str(each.message)]) == 1

@@ -51,6 +51,7 @@ QWEN3_MOE = {
     "moe_intermediate_size": 32,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 12, "rope_theta": 5e5}
+ABSENT = "absent"
 GROUPED = {
     "num_key_value_heads": 2,
     "head_dim": 12,
@@ -77,7 +78,25 @@ OSS = {
         "original_max_position_embeddings": 12,
     },
 }
-ABSENT = "absent"
+DEEPSEEK = {
+    **GROUPED,
+    "num_key_value_heads": 4,
+    "head_dim": ABSENT,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 36,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 12,
+    "first_k_dense_replace": 1,
+}
+MSCALE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 12,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 FALCON = {"new_decoder_architecture": True, "num_key_value_heads": ABSENT, "intermediate_size": ABSENT}
 GEMMA = {"num_key_value_heads": 2, "head_dim": 12, "hidden_size": 60, "query_pre_attn_scalar": 12}
 
@@ -154,6 +173,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral": ("Mixtral", {"num_key_value_heads": 2, "num_local_experts": 4, "sliding_window": None}),
     "glm4-moe": ("Glm4Moe", {**GROUPED, "use_qk_norm": True, "first_k_dense_replace": 1}),
+    "deepseek-v3": ("DeepseekV3", {**DEEPSEEK, "rope_parameters": MSCALE}),
+    "deepseek-v3 tied": (
+        "DeepseekV3",
+        {**DEEPSEEK, "q_lora_rank": None, "first_k_dense_replace": 0, "tie_word_embeddings": True},
+    ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        {
+            **DEEPSEEK,
+            "topk_method": "group_limited_greedy",
+            "rope_parameters": {**MSCALE, "mscale_all_dim": 0.707, "mscale": 0.707},
+        },
+    ),
+    "deepseek-v2 tied": (
+        "DeepseekV2",
+        {**DEEPSEEK, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "tie_word_embeddings": True},
+    ),
     "gpt-oss": ("GptOss", {**OSS, "num_hidden_layers": 3, "sliding_window": 9}),
     "gpt-oss tied": ("GptOss", {**OSS, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True}),
     "glm4-moe tied": (
@@ -174,7 +210,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 # The families whose gradients are compared.
-COMPARED = ("glm4-moe", "gpt-oss", "phi3", "olmo2", "olmo3", "smollm3", "falcon", "gemma2", "gemma3")
+COMPARED = (
+    "deepseek-v3",
+    "deepseek-v2",
+    "glm4-moe",
+    "gpt-oss",
+    "phi3",
+    "olmo2",
+    "olmo3",
+    "smollm3",
+    "falcon",
+    "gemma2",
+    "gemma3",
+)
 
 
 @pytest.fixture(scope="module")
@@ -336,7 +384,11 @@ def test_a_mixture_of_settings_that_no_family_has_is_refused(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("kind", "key"),
-    [("qwen2_moe", "shared_expert_gate"), ("deepseek_v3", "kv_lora_rank")],
+    [
+        ("qwen2_moe", "shared_expert_gate"),
+        ("deepseek_v32", "index_topk"),
+        ("kimi_linear", "linear_attn_config"),
+    ],
 )
 def test_a_family_that_our_layers_cannot_compute_is_refused_with_the_key(
     tmp_path: Path, kind: str, key: str

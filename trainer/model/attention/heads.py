@@ -18,7 +18,6 @@ from trainer.model.cuts import Cut
 from trainer.model.linear import ColumnLinear, RowLinear, Source
 from trainer.model.norm import head_norm_of
 from trainer.model.recompute import Recompute
-from trainer.model.rotary import Turns
 from trainer.parallel.tensor import Parallel
 
 
@@ -29,6 +28,20 @@ class Attention(nn.Module):
         self, config: ModelConfig, ops: native.Choice, parallel: Parallel, recompute: Recompute
     ) -> None:
         super().__init__()
+        self.set_up(config, ops, parallel, recompute)
+        sizes = config.attention
+        sections = tuple(sizes.sections.values())
+        self.qkv = ColumnLinear(config.hidden, sections, parallel, config.bias != "none")
+        self.out = RowLinear(sizes.width, config.hidden, parallel, config.bias == "all")
+        self.q_norm, self.k_norm = (
+            head_norm_of(config, ops, count, self.size, parallel) if config.qk_norm else None
+            for count in (self.heads, self.groups)
+        )
+
+    def set_up(
+        self, config: ModelConfig, ops: native.Choice, parallel: Parallel, recompute: Recompute
+    ) -> None:
+        """Set what all kinds of attention have."""
         sizes = config.attention
         own = sizes.part(parallel.size)
         self.heads, self.groups, self.size = own.heads, own.groups, own.size
@@ -39,14 +52,7 @@ class Attention(nn.Module):
         self.factor = config.attention_scale * self.size**0.5 or 1.0
         """Factor of queries, so that scores / sqrt(size) have the config's scale."""
         self.attention_dropout, self.parallel = config.attention_dropout, parallel
-        self.interleaved = config.rope.interleaved
-        sections = tuple(sizes.sections.values())
-        self.qkv = ColumnLinear(config.hidden, sections, parallel, config.bias != "none")
-        self.out = RowLinear(sizes.width, config.hidden, parallel, config.bias == "all")
-        self.q_norm, self.k_norm = (
-            head_norm_of(config, ops, count, self.size, parallel) if config.qk_norm else None
-            for count in (self.heads, self.groups)
-        )
+        self.interleaved, self.by_products = config.rope.interleaved, sizes.plain
         self.ops, self.recompute = ops, recompute
 
     def forward(
@@ -86,7 +92,7 @@ class Attention(nn.Module):
         """Return what this layer sees."""
         return sight.windowed if self.has_window and sight.windowed is not None else sight
 
-    def rotate(self, q: Tensor, k: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the queries and keys of `project` rotated by their positions, in their memory where possible.
 
         `turns` is the result of `rotary.turns`.
@@ -107,7 +113,7 @@ class Attention(nn.Module):
         return result
 
     def _mix(self, mask: native.Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.cap or self.sinks is not None:
+        if self.by_products:
             return reference.attention(q, k, v, True, mask, self._dropout(q.device), self.cap, self.sinks)
         return self.ops.attention(q, k, v, causal=True, mask=mask, dropout=self._dropout(q.device))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from trainer.weights.attention import Rows
@@ -131,3 +132,65 @@ GPT_OSS = family(
         rule(f"{_MLP}.down.bias", f"{_THEIRS}.experts.down_proj_bias"),
     ],
 )
+
+# -- DeepSeek and Kimi ----------------------------------------------------------------------------------------
+
+_LATENTS = {
+    "kv_rank": ("kv_lora_rank", 512),
+    "q_rank": ("q_lora_rank", 1536),
+    "rope_dim": ("qk_rope_head_dim", 64),
+    "value_dim": ("v_head_dim", 128),
+}
+_LATENT_NAMES = {
+    **{ours: name for ours, name in (LLAMA | GROUPED_NAMES).items() if ours.find("attention.") < 0},
+    "attention.q_down": "self_attn.q_a_proj",
+    "attention.q_norm": "self_attn.q_a_layernorm",
+    "attention.q_up": "self_attn.q_b_proj",
+    "attention.q": "self_attn.q_proj",
+    "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
+    "attention.kv_norm": "self_attn.kv_a_layernorm",
+    "attention.kv_up": "self_attn.kv_b_proj",
+    "attention.out": "self_attn.o_proj",
+}
+_MTP = rf"{IGNORED}|model\.layers\.(61|62)\..*"
+_DEEPSEEK = Kind(
+    {"scoring": "sigmoid", "router_bias": True, "aux_loss": 0.0},
+    keys={**GROUPED, **_LATENTS, "dense_layers": ("first_k_dense_replace", 3)},
+    must={
+        "moe_layer_freq": (1, 1, _ALL),
+        "rope_interleave": (True, True, "the rotation of this family is interleaved"),
+        "topk_method": ("noaux_tc", "noaux_tc", "the router of this family has biases"),
+        "scoring_func": ("sigmoid", "sigmoid", "the router of this family is a sigmoid"),
+    },
+    unused=(
+        "num_key_value_heads",
+        "head_dim",
+        "qk_head_dim",
+        "num_mtp_layers",
+        "num_nextn_predict_layers",
+        "ep_size",
+    ),
+    inner="moe_intermediate_size",
+    shared="n_shared_experts",
+    groups="",
+    head_dim=False,
+    latent=True,
+    rope=RopeKind(interleaved=True, mscale=True),
+)
+_V2 = replace(
+    _DEEPSEEK,
+    fixed={"renormalize": False, "aux_loss": 0.0},
+    keys={name: key for name, key in _DEEPSEEK.keys.items() if name != "renormalize"},
+    must={
+        "moe_layer_freq": (1, 1, _ALL),
+        "norm_topk_prob": (
+            False,
+            False,
+            "transformers does not divide the weights of this family by their sum",
+        ),
+        "scoring_func": ("softmax", "softmax", "the router of this family is a softmax"),
+    },
+    limited=True,
+)
+DEEPSEEK_V2 = family("deepseek_v2", "DeepseekV2ForCausalLM", _V2, _LATENT_NAMES)
+DEEPSEEK_V3 = family("deepseek_v3", "DeepseekV3ForCausalLM", _DEEPSEEK, _LATENT_NAMES, ignored=_MTP)

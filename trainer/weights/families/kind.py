@@ -15,6 +15,7 @@ from trainer.weights.families.rope import (
     LOCAL,
     WHOLE,
     RopeKind,
+    read_mscale,
     read_rope,
     read_window_base,
     write_rope,
@@ -35,7 +36,8 @@ USUAL: dict[str, tuple[str, Any]] = {
     "tied": ("tie_word_embeddings", False),
 }
 # Fields whose 0 is a null in config.json.
-NULL = ("attention_cap", "logit_cap")
+NULL = ("attention_cap", "logit_cap", "q_rank")
+LIMITED = {"greedy": "greedy", "group_limited_greedy": "group_limited_greedy"}
 BIASES = ("mlp_bias", "attention_bias", "use_bias")
 IGNORED = r".*\.rotary_emb\.inv_freq"
 
@@ -67,6 +69,10 @@ class Kind:
     """The attention window if config.json does not contain the key; None: the family has no windows."""
     cycle: int = 0
     """Every layer of this number attends to all tokens if config.json has no `layer_types`; 0: all layers are alike."""
+    latent: bool = False
+    """Whether attention is latent; `qk_nope_head_dim` is then our `head_dim`."""
+    limited: bool = False
+    """Whether `topk_method` says if a token's experts are in a few groups."""
     unrotated: bool = False
     """Whether `no_rope_layers` says which layers rotate."""
     rope: RopeKind = WHOLE
@@ -86,7 +92,7 @@ class Kind:
         groups = keys.number(self.groups, default=heads) if self.groups else heads
         positions = keys.number("max_position_embeddings", default=2048)
         size = keys.number("head_dim", default=0, least=0)
-        if not self.head_dim and size not in (0, hidden // heads):
+        if not self.head_dim and not self.latent and size not in (0, hidden // heads):
             reason = "heads of this family are hidden_size / num_attention_heads"
             keys.faults.append(f"head_dim is {size}: {reason}")
         for name, (value, usual, reason) in self.must.items():
@@ -109,6 +115,13 @@ class Kind:
         }
         if self.shared:
             values["shared_ffn"] = values["ffn"] * keys.number(self.shared, default=1, least=0)
+        if self.latent:
+            size = keys.number("qk_nope_head_dim", default=128)
+            width = size + values["rope_dim"]
+            values |= {"query_groups": 0, "head_dim": 0 if size * heads == hidden else size}
+            if self.limited and keys.choice("topk_method", LIMITED, "greedy") == "greedy":
+                values |= {"expert_groups": 1, "top_groups": 1}
+            values["rope"], values["attention_scale"] = read_mscale(keys, self.rope, rope, width)
         values["window"], windowed = read_window(keys, layers, self.window, self.cycle)
         values |= {
             "windowed": windowed,
@@ -132,6 +145,10 @@ class Kind:
             found[self.shared] = model.shared_ffn // model.inner
         if self.groups:
             found[self.groups] = model.groups
+        if self.latent:
+            found["qk_nope_head_dim"] = model.head_size
+        if self.limited:
+            found["topk_method"] = "group_limited_greedy" if model.expert_groups > 1 else "greedy"
         if self.head_dim:
             found["head_dim"] = model.head_size
         if self.bias_key[0]:
@@ -166,7 +183,12 @@ def _value(keys: Keys, ours: str, names: Sequence[str], usual: Any) -> Any:
         return keys.get(*names, default=usual) is True
     if isinstance(usual, float):
         return keys.real(*names, default=0.0 if ours in NULL and names[0] in keys.document else usual)
-    least, most = int(ours != "dense_layers"), MOST_LAYERS if ours.endswith("layers") else 1 << 24
+    if ours in NULL and names[0] in keys.document:
+        usual = 0
+    least, most = (
+        int(ours not in NULL and ours != "dense_layers"),
+        MOST_LAYERS if ours.endswith("layers") else 1 << 24,
+    )
     return keys.number(*names, default=usual, least=least, most=most)
 
 

@@ -11,10 +11,9 @@ FAMILIES = {
     for family in (GPT2, *vars(decoders).values(), *vars(experts).values())
     if isinstance(family, Family)
 }
-_LATENT = "kv_lora_rank: our attention has one projection for queries, keys and values"
 # Families that our layers cannot compute, and the reason.
 UNMAPPED = {
     "qwen2_moe": "shared_expert_gate: our shared expert has no gate of its own",
-    "deepseek_v2": _LATENT,
-    "deepseek_v3": _LATENT,
+    "deepseek_v32": "index_topk: our latent attention sees all tokens, and none that an index chooses",
+    "kimi_linear": "linear_attn_config: our attention is not linear",
 }

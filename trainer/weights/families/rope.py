@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainer.config.model import ModelConfig
 from trainer.config.rope import RopeConfig
@@ -49,6 +50,8 @@ class RopeKind:
     window_key: str = ""
     """Its older key."""
     known: tuple[str, ...] = KNOWN
+    mscale: bool = False
+    """Whether yarn may scale attention by `mscale` and `mscale_all_dim`."""
     any_part: bool = False
     """Whether a model may rotate any part of a head, although `part` is 1."""
 
@@ -67,7 +70,8 @@ def read_rope(keys: Keys, kind: RopeKind = WHOLE) -> RopeConfig:
     if scaling not in kind.known:
         keys.faults.append(f"rope_type is {scaling!r}: only {', '.join(kind.known)} can be mapped")
         scaling = "default"
-    unknown = [key for key, value in given.items() if key not in NEUTRAL and value is not None]
+    neutral = NEUTRAL | ({"mscale", "mscale_all_dim"} if kind.mscale else set())
+    unknown = [key for key, value in given.items() if key not in neutral and value is not None]
     if unknown:
         keys.faults.append(f"rope_parameters has {', '.join(unknown)}: our positions have no such setting")
     missing = [name for name in NEEDED.get(scaling, ()) if given.get(name) is None]
@@ -98,6 +102,19 @@ def read_rope(keys: Keys, kind: RopeKind = WHOLE) -> RopeConfig:
         truncate=own.get("truncate", default=True) is True or not scaled,
         attention=own.real("attention_factor", default=0.0) if scaled else 0.0,
     )
+
+
+def read_mscale(keys: Keys, kind: RopeKind, rope: RopeConfig, size: int) -> tuple[RopeConfig, float]:
+    """Return rotary positions and attention's scale with yarn's `mscale`, for queries of width `size`; or 0."""
+    given = _given(keys, kind)
+    both = [given.get(name) for name in ("mscale", "mscale_all_dim")]
+    if not kind.mscale or rope.scaling != "yarn" or not both[1]:
+        return rope, 0.0
+    if both[0] != both[1] or not isinstance(both[1], (int, float)):
+        keys.faults.append(f"mscale is {both[0]!r}: only that of mscale_all_dim, {both[1]!r}, can be mapped")
+        return rope, 0.0
+    factor = 0.1 * both[1] * math.log(rope.factor) + 1.0
+    return replace(rope, attention=1.0), factor * factor * size**-0.5
 
 
 def _given(keys: Keys, kind: RopeKind) -> dict[str, object]:
@@ -149,6 +166,10 @@ def write_rope(model: ModelConfig, kind: RopeKind = WHOLE) -> dict[str, object]:
             scaling["original_max_position_embeddings"] = rope.original
     if rope.scaling == "llama3":
         scaling |= {"low_freq_factor": rope.low_freq, "high_freq_factor": rope.high_freq}
+    if kind.mscale and model.attention_scale and rope.scaling == "yarn" and rope.factor > 1:
+        factor = (model.attention_scale * model.attention.size**0.5) ** 0.5
+        given = round((factor - 1.0) / (0.1 * math.log(rope.factor)), 9)
+        scaling |= {"mscale": given, "mscale_all_dim": given}
     if rope.scaling == "yarn":
         scaling |= {"beta_slow": rope.beta_slow, "beta_fast": rope.beta_fast}
         scaling |= {} if rope.truncate else {"truncate": False}

@@ -122,7 +122,7 @@ def _bias(names: Set[str]) -> str:
 # The settings that Megatron has with our default alone.
 _UNKNOWN = (
     *("window", "sandwich_norms", "parallel_residual", "input_norms", "qk_norm_whole", "rotated", "gate"),
-    *("attention_scale", "attention_cap", "sinks", "scaled_embeddings", "logit_cap"),
+    *("kv_rank", "attention_scale", "attention_cap", "sinks", "scaled_embeddings", "logit_cap"),
 )
 _PLAIN = ModelConfig()
 
