@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from clusterctl.agent.processes import state_letter
 from clusterctl.agent.ranks import stacks
 from clusterctl.agent.ranks.frames import frames_in
 from clusterctl.agent.ranks.stacks import Process, catches, tool_of
@@ -36,6 +38,9 @@ def program(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
         started.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, start_new_session=True))
     for one in started:
         assert one.stdout and one.stdout.readline() == b"ready\n"
+        # On a busy machine it is not asleep yet.
+        while state_letter(one.pid) != "S":
+            time.sleep(0.01)
     yield started
     for one in started:
         one.kill()
@@ -89,6 +94,9 @@ def test_a_program_with_a_fault_handler_writes_its_stacks_when_it_is_aborted(tmp
     try:
         for one in started:
             assert one.stdout and one.stdout.readline() == b"ready\n"
+        # On a busy machine it is not asleep yet.
+        while state_letter(one.pid) != "S":
+            time.sleep(0.01)
         stacks.abort(attempt(tmp_path), [Process(0, 0, one.pid, "python", "") for one in started])
         assert started[0].wait(60) == -signal.SIGABRT
         assert [frame.line for frame in frames_in((tmp_path / "handler").read_text())] == [1]
