@@ -102,6 +102,8 @@ class RunWatcher:
         self.roller = Roller(
             run, connections, lambda: self.state.away, lambda text: self._put(Update(note=text))
         )
+        # When the nodes that are away, a request to stop and silence were last looked at.
+        self.looked = 0.0
         self.silence = Silence(self.record)
         self.log_steps = LogSteps(run, self.record)
         # Nodes of which this machine could not look up the address, with the reason.
@@ -157,11 +159,13 @@ class RunWatcher:
 
     def _seen(self) -> Iterator[Update]:
         """Yield what follows from the time that has passed, and the next update."""
-        yield from self._decide(decide.Tick(self._quiet()))
-        if not self.now:
-            if not self.state.by_user and self.run.stop_asked.exists():
-                yield from self._decide(decide.StopAsked(read_request(self.run, self.record)))
-            yield from self._check_silence()
+        if time.monotonic() - self.looked >= LOOK:
+            self.looked = time.monotonic()
+            yield from self._decide(decide.Tick(self._quiet()))
+            if not self.now:
+                if not self.state.by_user and self.run.stop_asked.exists():
+                    yield from self._decide(decide.StopAsked(read_request(self.run, self.record)))
+                yield from self._check_silence()
         try:
             update = self.updates.get(timeout=LOOK)
         except queue.Empty:
