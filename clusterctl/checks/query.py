@@ -53,7 +53,7 @@ print('{"python": "%s", "packages": {%s}}' % (sys.version.split()[0], packages))
 NVIDIA_FIELDS = (
     "index,uuid,driver_version,memory.total,memory.used,ecc.errors.uncorrected.volatile.total,name"
 )
-# More that nvidia-smi is asked; each command by itself, because one that a driver does not know fails as a whole.
+# More questions to nvidia-smi, a command for each: one with a field that the driver does not know fails as a whole.
 NVIDIA_STATE = {
     "state": "--query-gpu=gpu_uuid,mig.mode.current,compute_mode,persistence_mode,pcie.link.width.current,"
     "pcie.link.width.max",

@@ -34,7 +34,7 @@ NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 def main() -> None:
     """Run the program `clusterctl`."""
     code = run(sys.argv[1:])
-    # The operating system frees all objects at once; to look for garbage among them takes a tenth of a short command.
+    # The operating system frees all objects together; to look for garbage among them takes a tenth of a short command.
     gc.freeze()
     sys.exit(code)
 

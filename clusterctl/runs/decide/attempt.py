@@ -298,7 +298,7 @@ def _broken(state: Attempt, event: Broken, now: float) -> tuple[Attempt, list[Ac
 
 
 def _ended(state: Attempt, event: Ended, now: float) -> tuple[Attempt, list[Action]]:
-    # A node that counted as lost and answers again stays lost: the attempt goes on without it.
+    # A node that counted as lost and answers again stays lost: the attempt continues without it.
     names = event.names - state.ends.keys()
     if event.phase is Phase.LOST:
         state = replace(state, orphaned=state.orphaned | names)

@@ -212,7 +212,7 @@ class RunWatcher:
         return min((self.connections.silent_for(node) for node in left), default=float("inf"))
 
     def _decide(self, event: decide.Event) -> Iterator[Update]:
-        """Carry out what follows from an event; yield what the user is told."""
+        """Carry out what follows from an event; yield the updates for the user."""
         self.state, actions = decide.step(self.state, event, time.monotonic())
         for action in actions:
             match action:
