@@ -16,6 +16,7 @@ from tests.support.weights import assert_equal, checkpoint, logits_of, random_st
 from trainer.checkpoint.manifest import Origin
 from trainer.checkpoint.store import verify
 from trainer.config.model_sizes import sized
+from trainer.config.rope import RopeConfig
 from trainer.errors import CheckpointError, InputError
 from trainer.generate.loading import load_model
 from trainer.weights.contents import Contents
@@ -346,6 +347,25 @@ def test_our_named_sizes_are_written_as_their_family_and_read_again(tmp_path: Pa
         key for key, value in asdict(done.model).items() if value != getattr(model, key) and key != "rope"
     }
     assert not changed
+
+
+def test_kimi_k2_has_the_layers_of_deepseek_v3(tmp_path: Path) -> None:
+    latent: dict[str, Any] = {"kv_rank": 20, "q_rank": 24, "rope_dim": 8, "value_dim": 12, "head_dim": 20}
+    experts: dict[str, Any] = {"experts": 6, "top_k": 2, "scoring": "sigmoid", "router_bias": True}
+    more: dict[str, Any] = {"shared_ffn": 28, "dense_layers": 1, "dense_ffn": 52, "aux_loss": 0.0}
+    small = {"layers": 3, "hidden": 60, "heads": 4, "ffn": 28, "vocab": 96, "query_groups": 0}
+    model = sized("llama-tiny", **small, **latent, **experts, **more, rope=RopeConfig(interleaved=True))
+    state = random_state(model)
+    source = checkpoint(tmp_path / "ours", model, state)
+    export_weights(source, tmp_path / "hf", "hf", ExportRequest())
+    file = tmp_path / "hf/config.json"
+    config = json.loads(file.read_text())
+    assert config["model_type"] == "deepseek_v3"
+    file.write_text(json.dumps({**config, "model_type": "kimi_k2", "num_nextn_predict_layers": 0}))
+    import_weights(tmp_path / "hf", tmp_path / "again")
+    assert_equal(state_of(tmp_path / "again"), state)
+    export_weights(tmp_path / "again", tmp_path / "back", "hf", ExportRequest())
+    assert json.loads((tmp_path / "back/config.json").read_text())["model_type"] == "kimi_k2"
 
 
 @pytest.mark.parametrize(

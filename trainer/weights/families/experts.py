@@ -194,3 +194,4 @@ _V2 = replace(
 )
 DEEPSEEK_V2 = family("deepseek_v2", "DeepseekV2ForCausalLM", _V2, _LATENT_NAMES)
 DEEPSEEK_V3 = family("deepseek_v3", "DeepseekV3ForCausalLM", _DEEPSEEK, _LATENT_NAMES, ignored=_MTP)
+KIMI_K2 = replace(DEEPSEEK_V3, name="kimi_k2")
