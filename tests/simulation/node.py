@@ -72,8 +72,11 @@ class Node(Machine):
         """Fill the disk, or free some space."""
         self.is_full = full
         if not full:
+            # Whoever follows the attempts reads the records again.
             self.disk.update(self.unwritten)
             self.unwritten.clear()
+            for supervisor in self.supervisors.values():
+                supervisor.notify()
 
     # -- faults
 
@@ -229,7 +232,7 @@ class Supervisor:
     def gone(self) -> None:
         """Its process has ended."""
         self.ready.set()
-        self._change()
+        self.notify()
 
     def terminate(self) -> None:
         self.terminated = True
@@ -238,7 +241,7 @@ class Supervisor:
     def freeze(self, *, stuck: bool) -> None:
         """Let it hang in a system call, or go on."""
         self.is_stuck, self.stuck_at = stuck, self.node.clock.now
-        self._change()
+        self.notify()
         self._wake()
 
     def hang(self, number: int) -> None:
@@ -255,7 +258,8 @@ class Supervisor:
         woken, self.woken = self.woken, Result()
         woken.set()
 
-    def _change(self) -> None:
+    def notify(self) -> None:
+        """Wake those who follow the attempt."""
         changed, self.changed = self.changed, Result()
         changed.set()
 
@@ -275,7 +279,7 @@ class Supervisor:
                 self.events.append(code.Event("looked"))
             yield from self._step(self.events.pop(0))
         self.ready.set()
-        self._change()
+        self.notify()
 
     def _step(self, event: Any) -> Task:
         code = self.node.code
