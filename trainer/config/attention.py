@@ -149,7 +149,8 @@ class Heads:
         result, keys, outputs = (
             share.width * tokens * width // share.tensor for width in (self.width, self.keys, self.outputs)
         )
-        rows = WIDE * tokens * (self.heads + self.groups) // share.tensor if self.normed else 0
+        normed = {"": 0, "heads": (self.heads + self.groups) // share.tensor, "all": 2}[self.norms]
+        rows = WIDE * tokens * normed
         # The gathered keys and values of the other ranks.
         always = result + rows + (2 * keys * share.context if share.context > 1 else 0)
         # Inputs are views of the matrix's result, or copies after rotary positions or norms. A CPU rotates in place.

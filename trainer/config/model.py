@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -210,6 +212,17 @@ class ModelConfig:
             made.setdefault(key, self.decided(*key)) for key in map(self._differences, range(self.layers))
         )
 
+    def kinds_of_layers(self) -> Iterator[tuple[ModelConfig, int]]:
+        """Yield the config of each kind of layer, and how many layers are of it; a config may claim any number."""
+        period = math.lcm(len(self.rotated) or 1, len(self.windowed) or 1)
+        for first in range(min(period, self.layers)):
+            rotated, windowed, _ = self._differences(first)
+            ends = (min(self.dense_layers, self.layers), self.layers)
+            dense, alike = (max(0, -(-(end - first) // period)) for end in ends)
+            for is_dense, count in ((True, dense), (False, alike - dense)):
+                if count:
+                    yield self.decided(rotated, windowed, is_dense), count
+
     def _differences(self, layer: int) -> tuple[bool, bool, bool]:
         """Return whether a layer rotates, whether it has the window, and whether it has no experts."""
         rotated, windowed = (
@@ -318,12 +331,12 @@ class ModelConfig:
     def parameters(self) -> int:
         """Return the parameters of the model, without the padding of the vocabulary."""
         tables = self.vocab * (1 if self.tied else 2) + self.position_tables * self.position_rows
-        layers = sum(layer.layer_parameters() for layer in self.each_layer)
+        layers = sum(layer.layer_parameters() * count for layer, count in self.kinds_of_layers())
         return tables * self.hidden + layers + self.norm_width
 
     def active_parameters(self) -> int:
         """Return the parameters that a token uses: all but those of experts that are not chosen for it."""
         return self.parameters() - sum(
-            layer.matrix_parameters() + layer.router.parameters - layer.used_matrix_parameters()
-            for layer in self.each_layer
+            count * (layer.matrix_parameters() + layer.router.parameters - layer.used_matrix_parameters())
+            for layer, count in self.kinds_of_layers()
         )

@@ -65,7 +65,8 @@ def layer(micro: MicroBatch, selective: bool = False) -> int:
     model = micro.model
     norms = block_norms(micro)
     # Of a gathered input only the rank's own part is kept.
-    stored = 2 if not micro.norms_again or micro.sequence else 1 if model.experts else 0
+    again = micro.norms_again and model.input_norms and not micro.sequence
+    stored = 2 if not again else 1 if model.experts else 0
     into_matrices = stored * micro.width * micro.own_tokens * model.hidden
     feed_forward = experts(micro) if model.experts else feed_forward_inner(micro, model.inner)
     saved = norms + into_matrices + model.attention.kept(micro.share, selective) + feed_forward

@@ -85,8 +85,8 @@ class Attempt:
     """By node, how many reports in a row said that its supervisor does not respond."""
     alone: bool = False
     """No node answers, probably because this machine's own link is broken."""
-    spare_answers: bool | None = None
-    """Whether a spare node answered the last time; None if none was asked since a node answered."""
+    spare_answers: bool = False
+    """Whether a spare node has answered since no other node does."""
     ticked: float = float("inf")
     """When the last Tick was."""
     asked_spares: float | None = None
@@ -392,8 +392,8 @@ def _answered(state: Attempt, event: Answered, now: float) -> tuple[Attempt, lis
 
 
 def _spares_asked(state: Attempt, event: SparesAsked, now: float) -> tuple[Attempt, list[Action]]:
-    if event.answered and state.spare_answers is False:
-        # Our own link was broken, and the spare node answers first: the time of each node starts again.
+    if event.answered and not state.spare_answers:
+        # Our own link may have been broken until now: the time of each node starts again.
         away = {name: since if name in state.ends else now for name, since in state.away.items()}
         state = replace(state, alone=False, away=away)
     return replace(state, spare_answers=event.answered, asked_spares=now), []
@@ -419,7 +419,7 @@ def _tick(state: Attempt, event: Tick, now: float) -> tuple[Attempt, list[Action
     state = replace(state, ticked=now)
     away = {name: since for name, since in state.away.items() if since <= now and name not in state.ends}
     if not away:
-        return replace(state, spare_answers=None), []
+        return replace(state, spare_answers=False), []
     actions, patience = list[Action](), state.patience
     someone = event.quiet < QUIET
     if state.alone and someone:
@@ -429,7 +429,7 @@ def _tick(state: Attempt, event: Tick, now: float) -> tuple[Attempt, list[Action
     limits = {name: max(ALONE, patience) if name in state.nameless else patience for name in away}
     overdue = [name for name, since in away.items() if now - since > limits[name] - LOOK]
     if someone:
-        state = replace(state, spare_answers=None)
+        state = replace(state, spare_answers=False)
     elif not state.spare_answers:
         if state.has_spares and (state.asked_spares is None or now > state.asked_spares + AGAIN):
             state = replace(state, asked_spares=float("inf"))

@@ -60,9 +60,12 @@ def test_a_spare_node_that_answers_says_that_our_link_is_fine() -> None:
     state, actions = step(away(spares=True), Tick(float("inf")), 6.0)
     assert [type(action) for action in actions] == [AskSpares, Say]
     # They are asked again only after they answered, or could not.
-    assert not step(state, Tick(float("inf")), 10.0)[1]
+    state, actions = step(state, Tick(float("inf")), 10.0)
+    assert not actions
     state, _ = step(state, SparesAsked(True), 10.1)
-    state, _ = step(state, Tick(float("inf")), 10.3)
+    state, _ = step(state, Tick(float("inf")), 14.0)
+    assert not state.ends, "our link may have been broken until the spare node answered"
+    state, _ = step(state, Tick(float("inf")), 15.2)
     assert set(state.ends) == NODES
 
 
