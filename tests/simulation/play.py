@@ -116,7 +116,7 @@ STARTED = 5.0
 
 def must_last(plan: Plan) -> bool:
     """Return True if the first attempt must finish: the ranks are not hurt, and every silence is short enough."""
-    limits = {"no address": 300.0, "cut all": 300.0, "cut": 13.5 if plan.nodes > 1 else 300.0}
+    limits = {"no address": 300.0, "cut all": 300.0, "cut": 13.5 if plan.nodes + plan.spares > 1 else 300.0}
     kinds = [fault.kind for fault in plan.faults]
     apart = len(kinds) == 1 or not {"cut", "cut all", "no address"} & set(kinds)
     return apart and all(
