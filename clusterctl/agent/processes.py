@@ -182,6 +182,7 @@ def end_all(
     request: Set[int] = set()
     left: Set[int] = set()
     began = looked = time.monotonic()
+    killed: Optional[float] = None
     while True:
         between()
         now = time.monotonic()
@@ -189,9 +190,11 @@ def end_all(
         left = {pid for pid in left if start_time(pid) is not None}
         if not left or waited >= grace or now - looked >= WHOLE_LOOK:
             left, looked = group_members(groups) | set(marked(marker)) | set(more()), now
-        if not left or waited >= grace + limit:
+        # A machine that was suspended meanwhile has to send SIGKILL first.
+        if not left or (killed is not None and now - killed >= limit):
             return left
         if waited >= grace:
+            killed = now if killed is None else killed
             send(left, signal.SIGKILL)
         else:
             send(left - request, signal.SIGTERM)

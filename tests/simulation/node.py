@@ -157,14 +157,13 @@ class Node(Machine):
 
     def end_all(self, attempt: int, grace: Callable[[], float]) -> Task:
         """End the ranks of an attempt: with SIGTERM, and after the grace with SIGKILL."""
-        began = self.clock.now
+        began, killed = self.clock.now, float("inf")
         asked = set[Rank]()
-        while ranks := self.living(attempt):
-            waited = self.clock.now - began
-            if waited >= grace() + LIMIT:
-                break
+        while (ranks := self.living(attempt)) and self.clock.now - killed < LIMIT:
+            is_over = self.clock.now - began >= grace()
+            killed = min(killed, self.clock.now) if is_over else killed
             for rank in ranks:
-                if waited >= grace():
+                if is_over:
                     self.clock.at(0.01, lambda rank=rank: self.end_rank(rank, 9))  # type: ignore[misc]
                 elif rank not in asked:
                     asked.add(rank)

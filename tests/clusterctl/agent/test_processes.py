@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterctl.agent import processes
-from clusterctl.agent.processes import identity, signal_recorded
+from clusterctl.agent.processes import end_all, identity, signal_recorded
 from clusterctl.agent.ranks import attempts
 from clusterctl.agent.reaper import Watcher
 from clusterctl.agent.records import AttemptFiles, read_json, write_json
@@ -63,3 +65,17 @@ def test_a_stop_goes_on_when_the_supervisor_ends_first(
     request = Request(1, "stop", params, workdir=str(tmp_path), watcher=Watcher(), send_frame=lambda _: None)
     assert attempts.stop(request) == {"left": 0, "state": "stopped"}
     assert read_json(files.stop) is not None
+
+
+def test_a_process_is_killed_though_the_machine_was_suspended_until_after_the_limit() -> None:
+    ignores = "trap '' TERM; echo ready; while :; do sleep 600; done"
+    process = subprocess.Popen(["sh", "-c", ignores], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout and process.stdout.readline() == b"ready\n"
+    looks = itertools.count()
+
+    def suspended() -> None:
+        time.sleep(1.0 if next(looks) == 1 else 0.0)
+        process.poll()
+
+    assert end_all([process.pid], {}, grace=0.3, limit=0.5, between=suspended) == set()
+    assert process.wait(10) == -signal.SIGKILL
