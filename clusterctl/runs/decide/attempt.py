@@ -32,7 +32,7 @@ RETRY = 1.0
 # Seconds that `stop` has to reach the nodes before the controller sends its request to those that still run.
 OBEY = 3.0
 # Seconds between two checks which show that this machine was suspended, and not the nodes.
-ASLEEP = 5.0
+ASLEEP = 4.5
 # Seconds between two requests to the spare nodes.
 AGAIN = 2.0
 
