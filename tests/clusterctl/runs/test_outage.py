@@ -76,7 +76,7 @@ def test_a_spare_node_that_answers_before_the_others_after_an_outage_ends_no_run
     state, actions = step(state, Tick(float("inf")), 9.1 + AGAIN)
     assert actions == [AskSpares()]
     state, _ = step(state, SparesAsked(True), 12.0)
-    state, _ = step(state, Tick(float("inf")), 16.0)
+    state, _ = step(state, Tick(float("inf")), 15.0)
     assert not state.ends, "each node has its time again"
     state, _ = step(state, Tick(float("inf")), 17.1)
     assert set(state.ends) == NODES
