@@ -13,7 +13,11 @@ Waits = Any
 Task = Generator[Waits, Any, Any]
 
 
-class Killed(Exception):
+class Expected(Exception):
+    """An error that is the result of a process; any other is a bug of the simulation or of the decisions."""
+
+
+class Killed(Expected):
     """The process, or its machine, is gone."""
 
 
@@ -89,7 +93,7 @@ class Process:
         except StopIteration as end:
             self._end(end.value, None)
             return
-        except Exception as problem:
+        except Expected as problem:
             self._end(None, problem)
             return
         finally:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from random import Random
 
 from clusterctl.agent.frames import ALL_BEAT, SILENCE
-from tests.simulation.clock import Clock, Killed, Machine, Process, Result, Task
+from tests.simulation.clock import Clock, Expected, Killed, Machine, Process, Result, Task
 
 # Seconds after which a request for a connection is sent again, until it is given up.
 RETRANSMITS = (1.0, 2.0, 4.0, 3.0)
 
 
-class NoLink(Exception):
+class NoLink(Expected):
     """A connection broke, or could not be opened."""
 
 

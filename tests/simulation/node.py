@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from clusterctl.agent.records import FINAL
-from tests.simulation.clock import Clock, Machine, Process, Result, Task, Within
+from tests.simulation.clock import Clock, Expected, Machine, Process, Result, Task, Within
 from tests.simulation.network import Link, Network
 
 # Seconds between two looks at processes that must end.
@@ -22,7 +22,7 @@ LIMIT = 5.0
 HUNG = 30.0
 
 
-class Refused(Exception):
+class Refused(Expected):
     """The agent refuses a request."""
 
 

@@ -1,4 +1,4 @@
-"""A toy batch system, with everything that clusterctl needs to know about a new one. It starts each job here at once.
+"""A toy batch system, with everything that clusterctl needs to know about a new one. Each job starts here immediately.
 
 `register` puts it next to the real ones, as a folder of `clusterctl/backends/` and a row of `KNOWN` would.
 """
